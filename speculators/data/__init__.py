@@ -1,0 +1,1 @@
+"""From prompts to training rows: conversations, tokens and masks, the draft vocabulary, hidden states, packing."""

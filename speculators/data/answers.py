@@ -1,0 +1,104 @@
+"""Many requests in flight to an OpenAI-compatible endpoint: an answered conversation each, or the reason why not."""
+
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from speculators.errors import UserError
+
+RETRIES = 3
+REQUEST_TIMEOUT_S = 600
+
+
+class Pending(NamedTuple):
+    """A prompt without an answer: the user's turns (and the system's), without any assistant's."""
+
+    conversation_id: str
+    source: str
+    messages: list[dict[str, Any]]
+
+
+class Answered(NamedTuple):
+    """A conversation whose every asked turn is answered; token counts are summed over its requests."""
+
+    messages: list[dict[str, Any]]
+    finish_reason: str
+    completion_tokens: int
+    prompt_tokens: int
+
+
+class Failed(NamedTuple):
+    """What the endpoint said, after retries."""
+
+    error: str
+
+
+def answer_all(
+    pending: Sequence[Pending], *, base_url: str, model: str, concurrency: int, max_tokens: int, temperature: float
+) -> Iterator[tuple[Pending, Answered | Failed]]:
+    """Outcomes in the order they come.
+
+    Threads are daemons: Ctrl-C ends the program without waiting for the requests in flight.
+
+    Raises:
+        UserError: the endpoint cannot be reached any more.
+    """
+    import openai
+
+    url = f"{base_url.rstrip('/')}/v1"
+    client = openai.OpenAI(base_url=url, api_key="none", max_retries=RETRIES, timeout=REQUEST_TIMEOUT_S)
+    ask = partial(client.chat.completions.create, model=model, max_tokens=max_tokens, temperature=temperature)
+    todo: queue.SimpleQueue[Pending] = queue.SimpleQueue()
+    done: queue.SimpleQueue[tuple[Pending, Answered | Failed | UserError]] = queue.SimpleQueue()
+    stop = threading.Event()
+    for prompt in pending:
+        todo.put(prompt)
+
+    def work() -> None:
+        while not stop.is_set():
+            try:
+                prompt = todo.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                done.put((prompt, _converse(ask, prompt.messages)))
+            except openai.APIConnectionError as error:
+                done.put((prompt, UserError(f"{base_url}: does not answer ({error.__cause__ or error})")))
+            except Exception as error:  # whatever a server can answer: it is listed, never lost
+                done.put((prompt, Failed(f"{type(error).__name__}: {error}")))
+
+    for _ in range(min(concurrency, len(pending))):
+        threading.Thread(target=work, daemon=True).start()
+    try:
+        for _ in pending:
+            prompt, outcome = done.get()
+            if isinstance(outcome, UserError):
+                raise UserError(f"{outcome}; the answers so far are kept, start the same command to continue.")
+            yield prompt, outcome
+    finally:
+        stop.set()
+
+
+def _converse(ask: Any, asked: Sequence[dict[str, Any]]) -> Answered:
+    """Answer each user turn in turn. An answer cut at its limit ends the conversation: the verifier would not have gone
+    on from there."""
+    messages: list[dict[str, Any]] = []
+    completion_tokens = prompt_tokens = 0
+    finish_reason = "stop"
+    for message in asked:
+        messages.append({"role": message["role"], "content": message["content"]})
+        if message["role"] != "user":
+            continue
+        response = ask(messages=messages)
+        choice = response.choices[0]
+        finish_reason = choice.finish_reason
+        if finish_reason not in ("stop", "length"):
+            raise ValueError(f"the answer ended with {finish_reason!r}, neither complete nor at its limit")
+        messages.append({"role": "assistant", "content": choice.message.content or ""})
+        completion_tokens += response.usage.completion_tokens
+        prompt_tokens += response.usage.prompt_tokens
+        if finish_reason == "length":
+            break
+    return Answered(messages, finish_reason, completion_tokens, prompt_tokens)

@@ -1,0 +1,216 @@
+"""Conversations out of data files: JSONL, JSON or parquet, in the four row shapes that people have.
+
+Each row becomes a `Conversation` (roles and text), `ReadyTokens` (already tokenised), or a `Dropped` with the reason,
+which is counted and shown: a row never vanishes silently.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from speculators.errors import UserError
+
+ROW_SHAPES = (
+    "`messages` (role, content), `conversations` (from, value or role, content), `prompt` with `response`, "
+    "or `input_ids` with `loss_mask`"
+)
+ROLES = {
+    "system": "system",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "model": "assistant",
+    "tool": "tool",
+}
+
+
+class Conversation(NamedTuple):
+    """One conversation as text.
+
+    Attributes:
+        conversation_id: the row's `id`, or a hash of its first user message.
+        source: the row's `source`, "" if it has none.
+        messages: dicts with `role` (system, user, assistant, tool) and `content`, as a chat template takes them.
+        finish_reason: "length" when the last answer was cut at a token limit, so its end of turn was never written.
+    """
+
+    conversation_id: str
+    source: str
+    messages: list[dict[str, Any]]
+    finish_reason: str | None
+
+
+class ReadyTokens(NamedTuple):
+    """A row that was tokenised elsewhere: `ids` int32 [T], `loss_mask` bool [T]."""
+
+    conversation_id: str
+    source: str
+    ids: np.ndarray
+    loss_mask: np.ndarray
+
+
+class Dropped(NamedTuple):
+    """A row that cannot be used, and why."""
+
+    reason: str
+
+
+def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of one data file, in order.
+
+    Raises:
+        UserError: the file is missing or not readable as its ending says; the line is named.
+    """
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; give JSONL, JSON (a list) or parquet files.")
+    if path.suffix == ".parquet":
+        yield from _parquet_rows(path)
+    elif path.suffix == ".json" and _starts_with_list(path):
+        yield from _json_list(path)
+    elif path.suffix in (".jsonl", ".json"):
+        yield from _jsonl_rows(path)
+    else:
+        raise UserError(f"{path}: files ending in {path.suffix!r} are not known; use .jsonl, .json or .parquet.")
+
+
+def parse_row(row: dict[str, Any]) -> Conversation | ReadyTokens | Dropped:
+    """Recognise a row's shape. Messages after the last answer are left off: nobody wrote a target there."""
+    if row.get("input_ids") is not None and row.get("loss_mask") is not None:
+        return _ready(row)
+    messages = to_messages(row, with_response=True)
+    if isinstance(messages, Dropped):
+        return messages
+    while messages and messages[-1]["role"] != "assistant":
+        messages.pop()
+    if not messages:
+        return Dropped("no answer of an assistant")
+    if next(message["role"] for message in messages if message["role"] != "system") == "assistant":
+        return Dropped("begins with an answer")
+    return Conversation(
+        conversation_id(row, messages), str(row.get("source") or ""), messages, row.get("finish_reason")
+    )
+
+
+def to_messages(row: dict[str, Any], *, with_response: bool) -> list[dict[str, Any]] | Dropped:
+    """The row's messages in `role` / `content` form; `with_response=False` takes a `prompt` alone."""
+    turns = row.get("messages") or row.get("conversations")
+    if turns:
+        return _normalise(turns)
+    prompt, response = row.get("prompt"), row.get("response")
+    if isinstance(prompt, list):
+        answered = with_response and response is not None
+        return _normalise([*prompt, {"role": "assistant", "content": response}] if answered else prompt)
+    question = _text(prompt)
+    if question is None:
+        return Dropped(f"none of the known shapes (keys seen: {', '.join(sorted(map(str, row))) or 'none'})")
+    user = {"role": "user", "content": question}
+    if not with_response:
+        return [user]
+    answer = _text(response)
+    if answer is None:
+        return Dropped("`prompt` without a `response`")
+    return [user, {"role": "assistant", "content": answer}]
+
+
+def conversation_id(row: dict[str, Any], messages: Iterable[dict[str, Any]]) -> str:
+    """The row's `id`, else 16 hex digits over the first user message; the split and resuming go by it."""
+    if row.get("id") is not None:
+        return str(row["id"])
+    first = next((message["content"] for message in messages if message["role"] == "user"), "")
+    return hashlib.sha256(first.encode()).hexdigest()[:16]
+
+
+def _normalise(turns: Any) -> list[dict[str, Any]] | Dropped:
+    if not isinstance(turns, list) or not turns or not all(isinstance(turn, dict) for turn in turns):
+        return Dropped("its messages are not a list of objects")
+    messages = []
+    for turn in turns:
+        name = turn.get("role", turn.get("from"))
+        role = ROLES.get(str(name).lower())
+        if role is None:
+            return Dropped(f"unknown role {name!r}")
+        content = _text(turn["content"] if "content" in turn else turn.get("value"))
+        if content is None:
+            return Dropped("a message without text")
+        kept = {key: value for key, value in turn.items() if key not in ("from", "value") and value is not None}
+        messages.append({**kept, "role": role, "content": content})
+    return messages
+
+
+def _text(content: Any) -> str | None:
+    """A string as it is, a list of OpenAI's text parts joined, None for anything else. Half a surrogate pair, which no
+    tokenizer takes, becomes "?"."""
+    if (
+        isinstance(content, list)
+        and content
+        and all(isinstance(part, dict) and part.get("type") == "text" for part in content)
+    ):
+        content = "".join(str(part.get("text", "")) for part in content)
+    return content.encode("utf-8", "replace").decode() if isinstance(content, str) else None
+
+
+def _ready(row: dict[str, Any]) -> ReadyTokens | Dropped:
+    try:
+        ids, mask = np.asarray(row["input_ids"], dtype=np.int64), np.asarray(row["loss_mask"], dtype=np.int64)
+    except (TypeError, ValueError, OverflowError):
+        return Dropped("`input_ids` or `loss_mask` is not a list of integers")
+    if ids.ndim != 1 or ids.shape != mask.shape:
+        return Dropped("`input_ids` and `loss_mask` differ in length")
+    name = row.get("id")
+    unnamed = hashlib.sha256(ids.astype("<i4").tobytes()).hexdigest()[:16]
+    return ReadyTokens(
+        unnamed if name is None else str(name), str(row.get("source") or ""), ids.astype(np.int32), mask != 0
+    )
+
+
+def _jsonl_rows(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                yield _row(line, f"{path}, line {number}")
+
+
+def _row(data: bytes, where: str) -> dict[str, Any]:
+    try:
+        row = json.loads(data)
+    except ValueError as error:
+        raise UserError(f"{where} is not valid JSON ({error}).") from None
+    if not isinstance(row, dict):
+        raise UserError(f"{where} holds a JSON {type(row).__name__}; each row is an object.")
+    return row
+
+
+def _starts_with_list(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(4096).lstrip().startswith(b"[")
+
+
+def _json_list(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        rows = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise UserError(f"{path} is not valid JSON ({error}).") from None
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row, dict):
+            raise UserError(f"{path}, row {number} is a JSON {type(row).__name__}; each row is an object.")
+        yield row
+
+
+def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise UserError(f"{path}: parquet files need pyarrow; install it with `pip install pyarrow`.") from None
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=1024):
+                yield from batch.to_pylist()
+    except (OSError, pyarrow.ArrowInvalid) as error:
+        raise UserError(f"{path} is not a readable parquet file ({str(error).splitlines()[0]}).") from None

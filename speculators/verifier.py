@@ -1,0 +1,157 @@
+"""Facts about the verifier, read from its config and tokenizer files alone: no torch, no weights loaded.
+
+The trap: two verifiers with equal shapes can still differ, so a draft and its hidden states are tied to `revision`
+(a hash of config and weights) and `template_hash` (a hash of the chat template), not to a path.
+"""
+
+import hashlib
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from speculators.errors import UserError
+from speculators.schema import Strict, read_json_dict
+
+NormKind = Literal["plain", "one_plus"]
+
+# model_type -> how its RMSNorm scales: by w, or by (1 + w). Source: the `*RMSNorm.forward` of each family in transformers.
+NORM_KINDS: dict[str, NormKind] = {
+    "llama": "plain",
+    "qwen2": "plain",
+    "qwen3": "plain",
+    "qwen3_moe": "plain",
+    "mistral": "plain",
+    "phi3": "plain",
+    "granite": "plain",
+    "gpt_oss": "plain",
+    "gemma4_text": "plain",
+    "gemma2": "one_plus",
+    "gemma3_text": "one_plus",
+}
+
+_HASHED_TAIL_BYTES = 1 << 20
+
+
+class Verifier(Strict):
+    """The verifier's facts. Sizes are counts of elements; `rope_parameters` is the config's own dict."""
+
+    path: str
+    model_type: str
+    revision: str
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    norm_kind: NormKind
+    rms_norm_eps: float
+    rope_parameters: dict[str, Any]
+    max_position_embeddings: int
+    final_softcap: float | None
+    logit_scale: float
+    tied: bool
+    eos_token_ids: tuple[int, ...]
+    pad_token_id: int | None
+    bos_token_id: int | None
+    template_hash: str
+
+    @classmethod
+    def read(cls, path: str | Path) -> "Verifier":
+        """Read the facts of a Hugging Face model directory.
+
+        Raises:
+            UserError: no such directory, no config, or a family whose final norm and logits are unknown here.
+        """
+        directory = Path(path)
+        if not directory.is_dir():
+            raise UserError(f"--verifier: {path} is not a directory; give the path of a Hugging Face model directory.")
+        outer = read_json_dict(directory / "config.json", "a Hugging Face model config")
+        if "speculators_model_type" in outer:
+            raise UserError(f"--verifier: {path} holds a draft ({outer['speculators_model_type']}); give the verifier.")
+        config = outer.get("text_config", outer)
+        model_type = str(config.get("model_type", outer.get("model_type")))
+        if model_type not in NORM_KINDS:
+            raise UserError(
+                f"--verifier: {path} is of the family {model_type!r}, whose final norm and logits are not known here; "
+                f"known families are {', '.join(sorted(NORM_KINDS))}."
+            )
+        try:
+            return cls(
+                path=str(directory.resolve()),
+                model_type=model_type,
+                revision=weights_revision(directory),
+                num_layers=config["num_hidden_layers"],
+                hidden_size=config["hidden_size"],
+                intermediate_size=config["intermediate_size"],
+                num_heads=config["num_attention_heads"],
+                num_kv_heads=config.get("num_key_value_heads") or config["num_attention_heads"],
+                head_dim=config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"],
+                vocab_size=config["vocab_size"],
+                norm_kind=NORM_KINDS[model_type],
+                rms_norm_eps=config["rms_norm_eps"],
+                rope_parameters=_rope(config),
+                max_position_embeddings=config["max_position_embeddings"],
+                final_softcap=config.get("final_logit_softcapping"),
+                logit_scale=1.0 / config["logits_scaling"] if "logits_scaling" in config else 1.0,
+                tied=bool(config.get("tie_word_embeddings", outer.get("tie_word_embeddings", False))),
+                eos_token_ids=_eos(directory, config),
+                pad_token_id=config.get("pad_token_id", outer.get("pad_token_id")),
+                bos_token_id=config.get("bos_token_id", outer.get("bos_token_id")),
+                template_hash=template_hash(directory),
+            )
+        except KeyError as error:
+            raise UserError(f"{directory / 'config.json'}: the key {error} is missing; is this a model's config?") from None
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The tokenizer (transformers is imported on first use, torch is not needed)."""
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(self.path)
+
+    def default_aux_layer_ids(self) -> tuple[int, ...]:
+        """Three layers (early, middle, late) whose input streams feed the draft: 2, n/2 and n - 3 of n layers, as in the
+        EAGLE-3 paper's low / mid / high features and vLLM's default for eagle3."""
+        return (2, self.num_layers // 2, self.num_layers - 3)
+
+
+def template_hash(directory: Path) -> str:
+    """Short hash of the chat template; "none" when there is none."""
+    jinja = directory / "chat_template.jinja"
+    if jinja.exists():
+        template = jinja.read_text(encoding="utf-8")
+    else:
+        config = directory / "tokenizer_config.json"
+        named = json.loads(config.read_text(encoding="utf-8")).get("chat_template") if config.exists() else None
+        template = json.dumps(named) if isinstance(named, list) else named or ""
+    return hashlib.sha256(template.encode()).hexdigest()[:16] if template else "none"
+
+
+def _rope(config: dict[str, Any]) -> dict[str, Any]:
+    """`rope_parameters` as transformers 5 writes it, or the older pair of keys brought into that form."""
+    if config.get("rope_parameters"):
+        return dict(config["rope_parameters"])
+    scaling = dict(config.get("rope_scaling") or {})
+    rope_type = scaling.pop("type", None) or scaling.pop("rope_type", None) or "default"
+    return {"rope_theta": config.get("rope_theta", 10000.0), "rope_type": rope_type, **scaling}
+
+
+def _eos(directory: Path, config: dict[str, Any]) -> tuple[int, ...]:
+    generation = directory / "generation_config.json"
+    eos = json.loads(generation.read_text(encoding="utf-8")).get("eos_token_id") if generation.exists() else None
+    eos = config.get("eos_token_id") if eos is None else eos
+    return () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,)
+
+
+def weights_revision(directory: Path) -> str:
+    """Hash of the config and of each weight file's size and last MiB: cheap, and it differs between fine-tunes."""
+    digest = hashlib.sha256((directory / "config.json").read_bytes())
+    for file in sorted(directory.glob("*.safetensors")):
+        size = file.stat().st_size
+        with file.open("rb") as weights:
+            weights.seek(max(0, size - _HASHED_TAIL_BYTES))
+            digest.update(f"{file.name}:{size}".encode() + weights.read())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,133 @@
+"""`serve`, `extract` and `quantize` as a user calls them: what is passed on, and errors in one sentence with exit 2."""
+
+import json
+import os
+import shlex
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "serve"))
+from fake_vllm import environment
+from tiny_models import write_random_draft, write_tiny_verifier
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    root = tmp_path_factory.mktemp("cli-serve")
+    write_tiny_verifier(root / "verifier")
+    write_random_draft(root / "dflash", "dflash", root / "verifier")
+    environment(root / "vllm")
+    return root
+
+
+def speculators(place, *arguments, **variables):
+    command = [sys.executable, "-m", "speculators", *map(str, arguments)]
+    given = {**os.environ, "SPECULATORS_VLLM": str(place / "vllm"), "COLUMNS": "200", **variables}
+    return subprocess.run(command, capture_output=True, text=True, env=given)
+
+
+def test_a_dry_run_prints_command_and_environment_with_unknown_options_untouched_and_in_order(place):
+    passed_on = [
+        "--max-model-len",
+        "4096",
+        "--foo",
+        "bar",
+        "-x",
+        "1",
+        "-O3",
+        "--json-thing",
+        '{"a": [1, 2], "b": 3}',
+        "--flag",
+    ]
+    given = ("-tp", "2", *passed_on[:4], "--port", "8231", *passed_on[4:], "--dry-run")
+    done = speculators(place, "serve", place / "dflash", *given)
+    assert done.returncode == 0, done.stderr
+    words = subprocess.run(
+        ["sh", "-c", f"printf '%s\\n' {done.stdout}"], capture_output=True, text=True
+    ).stdout.splitlines()
+    assert words[-len(passed_on) :] == passed_on
+    assert "VLLM_NO_USAGE_STATS=1" in words or "VLLM_NO_USAGE_STATS" in os.environ
+    command = words[words.index("serve") :]
+    assert command[1] == str(place / "dflash")
+    assert command[2:8] == ["--host", "127.0.0.1", "--port", "8231", "--tensor-parallel-size", "2"]
+    for shown in (
+        "verifier ",
+        "draft ",
+        "algorithm           dflash",
+        "tokens  7",
+        "http://127.0.0.1:8231/v1",
+        "0.32.0",
+    ):
+        assert shown in done.stderr
+
+
+def test_a_model_behind_the_options_that_are_passed_on_is_asked_to_come_first(place):
+    done = speculators(place, "serve", "--max-model-len", "4096", place / "dflash")
+    assert done.returncode == 2
+    assert "MODEL is missing in front of --max-model-len" in done.stderr
+
+
+def test_what_a_user_can_fix_is_one_sentence_and_exit_2(place, tmp_path):
+    broken = write_random_draft(tmp_path / "broken", "eagle3", place / "verifier")
+    os.truncate(broken / "model.safetensors", 100)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        cases = [
+            (["serve", "/no/such/verifier"], "/no/such/verifier is neither a directory nor a hub id"),
+            (["serve", place / "verifier", "--port", port], f"--port: {port} on 127.0.0.1 cannot be used"),
+            (["serve", place / "verifier", "--vllm", tmp_path], "has no Python interpreter"),
+            (
+                ["serve", place / "dflash", "--num-speculative-tokens", "8"],
+                "--num-speculative-tokens: 8 is not possible",
+            ),
+            (["serve", broken], "corrupt or truncated safetensors file"),
+            (["serve", place / "verifier", "--aux-layer-ids", "1", "2"], "--aux-layer-ids: only for extraction"),
+            (
+                ["extract", "--verifier", "/no/such", "--data", "d", "--output", tmp_path / "o"],
+                "/no/such is not a directory",
+            ),
+            (["quantize", "/no/such", "--output", tmp_path / "q"], "/no/such is not a directory"),
+        ]
+        for arguments, sentence in cases:
+            done = speculators(place, *arguments)
+            assert (done.returncode, done.stdout) == (2, ""), (arguments, done.stderr)
+            assert sentence in done.stderr
+            assert "Traceback" not in done.stderr
+
+
+def test_vllm_dying_at_its_start_shows_its_last_error_lines(place):
+    done = speculators(place, "serve", place / "verifier", "--port", "8232", FAKE_VLLM="die")
+    assert done.returncode == 2
+    assert "died at its start (exit code 1): ValueError: No room for the KV cache" in done.stderr.splitlines()[-1]
+
+
+def test_an_extraction_server_is_asked_for_with_default_layers(place):
+    done = speculators(place, "serve", place / "verifier", "--hidden-states-path", "/dev/shm/x", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert '"eagle_aux_hidden_state_layer_ids": [2, 4, 5, 8]' in done.stdout
+    assert not Path("/dev/shm/x").exists()
+
+
+def test_quantize_prints_one_json_document(place, tmp_path):
+    done = speculators(
+        place, "quantize", place / "verifier", "--output", tmp_path / "fp8", "--block", "32,64", "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["block"] == [32, 64]
+
+
+def test_help_needs_neither_vllm_nor_torch(place):
+    for command in ("serve", "extract", "quantize"):
+        code = (
+            "import sys; from speculators.cli import app; sys.argv = ['speculators', sys.argv[1], '--help']\n"
+            "try: app()\nexcept SystemExit: pass\nassert 'torch' not in sys.modules and 'vllm' not in sys.modules"
+        )
+        done = subprocess.run([sys.executable, "-c", code, command], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert "--vllm" in done.stdout or command == "quantize"
