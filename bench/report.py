@@ -203,7 +203,9 @@ def _notes(run: BenchRun, cells: Sequence[Cell]) -> list[str]:
         if outcome is None:
             notes.append(f"{variant.name} was not finished; start the same bench again to continue.")
         elif outcome.status != "measured":
-            notes.append(f"{variant.name} was {outcome.status}: {outcome.reason}")
+            notes.append(
+                f"{variant.name} {'was skipped' if outcome.status == 'skipped' else 'failed'}: {outcome.reason}"
+            )
     notes += [
         f"{point.variant}, {point.task}: the requests' acceptance and the server's counters differ: "
         f"{_told(point.requests)} against {_told(point.counters)}"

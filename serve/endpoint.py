@@ -12,7 +12,7 @@ import requests
 from speculators.acceptance import Acceptance
 from speculators.errors import UserError
 
-_TIMEOUT_S = 10.0
+_TIMEOUT_S = 30.0
 _PREFIX = "vllm:spec_decode_num_"
 _SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)", re.MULTILINE)
 _POSITION = re.compile(r'position="(\d+)"')
@@ -61,7 +61,7 @@ class Endpoint(NamedTuple):
 def is_healthy(base_url: str, timeout_s: float = 2.0) -> bool:
     """One question to `/health`; False when nothing answers in time."""
     try:
-        return requests.get(f"{base_url}/health", timeout=timeout_s).status_code == 200
+        return _session().get(f"{base_url}/health", timeout=timeout_s).status_code == 200
     except requests.RequestException:
         return False
 
@@ -86,9 +86,16 @@ def parse_acceptance(metrics: str) -> Acceptance | None:
     return Acceptance.from_counters(totals["drafts"], totals["draft_tokens"], per_position)
 
 
+def _session() -> requests.Session:
+    """Without the environment's proxies: they don't know our own ports."""
+    session = requests.Session()
+    session.trust_env = False
+    return session
+
+
 def _get(url: str) -> requests.Response:
     try:
-        answer = requests.get(url, timeout=_TIMEOUT_S)
+        answer = _session().get(url, timeout=_TIMEOUT_S)
         answer.raise_for_status()
     except requests.RequestException as error:
         reason = f"status {error.response.status_code}" if error.response is not None else type(error).__name__

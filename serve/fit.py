@@ -9,7 +9,7 @@ from speculators.errors import UserError
 from speculators.schema import read_json_dict
 
 
-def check_model(model: str | Path, what: str) -> None:
+def check_model(model: str | Path) -> None:
     """A local directory must exist and hold a config; what looks like a hub id (org/name) is vLLM's to resolve.
 
     Raises:
@@ -19,11 +19,10 @@ def check_model(model: str | Path, what: str) -> None:
     if (place / "config.json").is_file():
         return
     if place.exists():
-        raise UserError(f"--{what}: {model} holds no config.json; give the path of a Hugging Face model directory.")
+        raise UserError(f"{model}: holds no config.json; give the path of a Hugging Face model directory.")
     if not is_hub_id(str(model)):
         raise UserError(
-            f"--{what}: {model} is neither a directory nor a hub id (org/name); "
-            "give the path of a Hugging Face model directory."
+            f"{model}: neither a directory nor a hub id (org/name); give the path of a Hugging Face model directory."
         )
 
 
@@ -33,7 +32,15 @@ def is_hub_id(model: str) -> bool:
 
 
 def check_fits(directory: Path, config: DraftConfig, verifier: str) -> None:
-    """Raises UserError when the draft's sizes are another verifier's; a hub id is vLLM's to check."""
+    """A draft goes with a verifier of its own sizes; what a hub id stands for is vLLM's to check.
+
+    Raises:
+        UserError: there is no such verifier, or it has other sizes.
+    """
+    try:
+        check_model(verifier)
+    except UserError as error:
+        raise UserError(f"{directory}: its verifier is not there ({error}) Name it with --verifier.") from None
     facts = _text_config(Path(verifier))
     for key, wanted in (("hidden_size", config.hidden_size), ("vocab_size", config.vocab_size)):
         if key in facts and facts[key] != wanted:

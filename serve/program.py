@@ -123,7 +123,7 @@ def _program(python: Path, where: str) -> VllmProgram:
 def _versions(python: str) -> dict[str, str]:
     try:
         answer = subprocess.run(
-            [python, "-I", "-c", _ASK_VERSION], capture_output=True, text=True, timeout=60, check=True
+            [python, "-c", _ASK_VERSION], cwd="/", capture_output=True, text=True, timeout=60, check=True
         )
         return dict(json.loads(answer.stdout))
     except (OSError, subprocess.SubprocessError, ValueError) as error:

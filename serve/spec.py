@@ -93,7 +93,7 @@ def plain_spec(
     Raises:
         UserError: no such directory, or no vLLM.
     """
-    check_model(verifier, "verifier")
+    check_model(verifier)
     common = _Common(port, host, extra_args, tensor_parallel_size, find(vllm))
     return _spec(common, str(verifier), {}, verifier=str(verifier))
 
@@ -124,7 +124,6 @@ def draft_spec(
     directory = checkpoint.resolve(Path(draft))
     config = checkpoint.read_config(directory)
     checkpoint.check_tensors(directory, config)
-    check_model(verifier or config.verifier, "verifier")
     check_fits(directory, config, str(verifier or config.verifier))
     tokens = check_tokens(directory, config, num_speculative_tokens)
     program = find(vllm)
@@ -205,8 +204,7 @@ def _spec(common: _Common, model: str, flags: dict[str, str | None], **facts: An
     for flag, value in ours.items():
         if _canonical(flag) not in given:
             command += [flag] if value is None else [flag, value]
-    local = Path(model).exists() or bool(facts.get("draft"))
-    added = _environment(common.program, local)
+    added = _environment(common.program, local=Path(facts["verifier"]).exists())
     return ServeSpec(
         command=(*command, *common.extra_args),
         environment={k: v for k, v in added.items() if k not in os.environ},

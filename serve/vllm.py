@@ -43,8 +43,8 @@ def running(spec: ServeSpec, log_path: Path | None = None, timeout_s: float = 60
         timeout_s: for the start.
 
     Raises:
-        UserError: the port is in use, vLLM died at its start (its last error lines are in the sentence), or it was not
-            ready in time.
+        UserError: the port is in use, vLLM was not ready in time, it died at its start, or the block failed because it
+            died (its last error lines are in the sentence).
     """
     check_port(spec)
     temporary = log_path is None
@@ -52,16 +52,20 @@ def running(spec: ServeSpec, log_path: Path | None = None, timeout_s: float = 60
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
         process = _start(spec, stdout=output)
-    failed = True
+    ready = False
     try:
         _wait_until_ready(spec, process, log, timeout_s)
         endpoint = Endpoint.connect(spec.base_url)
-        failed = False
+        ready = True
         yield endpoint
-        failed = process.poll() is not None
+    except Exception as error:
+        if not ready or process.poll() is None:
+            raise
+        raise UserError(f"vLLM died while it served {spec.model}: {explain(_tail(log))} (whole log: {log})") from error
     finally:
+        well = ready and process.poll() is None
         _stop(process)
-        if temporary and not failed:
+        if temporary and well:
             log.unlink(missing_ok=True)
 
 
@@ -78,12 +82,15 @@ def foreground(spec: ServeSpec) -> int:
     process = _start(spec, stdout=subprocess.PIPE)
     assert process.stdout is not None
     tail: deque[str] = deque(maxlen=2000)
-    pump = threading.Thread(target=_pump, args=(process.stdout, tail), daemon=True)
+    started = threading.Event()
+    pump = threading.Thread(target=_pump, args=(process.stdout, tail, started), daemon=True)
     pump.start()
     interrupted = False
 
     def pass_on(number: int, _frame: object) -> None:
         nonlocal interrupted
+        if interrupted:  # asked twice
+            os.killpg(process.pid, signal.SIGKILL)
         interrupted = True
         process.send_signal(number)
 
@@ -97,7 +104,7 @@ def foreground(spec: ServeSpec) -> int:
     pump.join(timeout=5)
     if interrupted:
         return 130
-    if code != 0 and not any("Application startup complete" in line for line in tail):
+    if code != 0 and not started.is_set():
         raise UserError(f"vLLM died at its start (exit code {code}): {explain(chr(10).join(tail))}")
     return code if code >= 0 else 128 - code
 
@@ -172,10 +179,13 @@ def _tail(log: Path) -> str:
         return stream.read().decode("utf-8", "replace")
 
 
-def _pump(source: IO[bytes], tail: "deque[str]") -> None:
+def _pump(source: IO[bytes], tail: "deque[str]", started: threading.Event) -> None:
+    """Copy to stderr and keep the tail; `started` is set by the line that vLLM's web server prints when it listens."""
     for raw in source:
         line = raw.decode("utf-8", "replace").rstrip("\n")
         tail.append(line)
+        if "Application startup complete" in line:
+            started.set()
         with suppress(OSError):
             print(line, file=sys.stderr, flush=True)
 

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import signal
 import sys
 from typing import Any, NamedTuple, NoReturn
 
@@ -78,6 +79,7 @@ def _root(
 
 def main() -> NoReturn:
     """Run the command line. Exit codes: 0 done, 1 a gate failed, 2 the user can fix it, 130 interrupted."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does, cleaning up
     try:
         app(standalone_mode=True)
     except UserError as error:

@@ -84,18 +84,19 @@ def plan(options: ExtractOptions) -> Plan:
     data.check_made_for(verifier)
     aux_layer_ids = options.aux_layer_ids or verifier.default_aux_layer_ids()
     check_layer_ids(aux_layer_ids, verifier)
+    every = {sample.sample_id: sample for split in SPLITS for sample in data.split(split)}
+    longest = max((len(sample.ids) for sample in every.values()), default=0)
+    if longest >= verifier.max_position_embeddings:
+        raise UserError(
+            f"--data: {options.data} has a sample of {longest} tokens, {verifier.path} takes fewer than "
+            f"{verifier.max_position_embeddings}; run `speculators prepare` with a smaller --max-length."
+        )
     cache = HiddenStateCache.create(options.output, CacheManifest.of(verifier, aux_layer_ids))
     _remove_stale(cache.path)
-    every = {sample.sample_id: sample for split in SPLITS for sample in data.split(split)}
     missing = [sample for name, sample in every.items() if name not in cache]
     tokens = sum(len(sample.ids) for sample in missing)
     row_bytes = (len(aux_layer_ids) + 1) * verifier.hidden_size * 2 + 4
     made = Plan(verifier, cache, missing, len(every), tokens * row_bytes + len(missing) * _FILE_OVERHEAD_BYTES)
-    if made.longest >= verifier.max_position_embeddings:
-        raise UserError(
-            f"--data: {options.data} has a sample of {made.longest} tokens, {verifier.path} takes fewer than "
-            f"{verifier.max_position_embeddings}; run `speculators prepare` with a smaller --max-length."
-        )
     _check_space(made)
     return made
 

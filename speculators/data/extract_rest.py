@@ -41,6 +41,7 @@ class RestSource:
         self._first_pause_s = first_pause_s
         self._closed = threading.Event()
         self._session = requests.Session()
+        self._session.trust_env = False  # a proxy does not know the server that writes to our directory
         self._session.mount("http://", requests.adapters.HTTPAdapter(pool_maxsize=64))
 
     def __enter__(self) -> "RestSource":

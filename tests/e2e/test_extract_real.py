@@ -1,4 +1,4 @@
-"""`speculators extract` against real vLLM: interrupted and continued, it equals what transformers computes in process."""
+"""`speculators extract` against real vLLM: interrupted and continued, it equals what transformers computes."""
 
 import os
 import signal
@@ -88,11 +88,8 @@ def test_an_interrupted_extraction_leaves_nothing_continues_and_equals_transform
     for sample in DataDirectory(data).split("train")[:NUM_COMPARED]:
         served, computed = cache.read(sample.sample_id, sample.ids), local(sample.sample_id, sample.ids)
         assert torch.equal(served.ids, computed.ids)
-        for i in range(len(layers)):
-            similar = torch.cosine_similarity(
-                served.aux_hidden[:, i].float(), computed.aux_hidden[:, i].float(), dim=-1
-            )
-            assert similar.min() >= COSINE, (layers[i], similar.min())
-        similar = torch.cosine_similarity(served.last_hidden.float(), computed.last_hidden.float(), dim=-1)
-        assert similar.min() >= COSINE, ("last", similar.min())
+        pairs = [(served.aux_hidden[:, i], computed.aux_hidden[:, i]) for i in range(len(layers))]
+        for layer, (a, b) in zip((*layers, "last"), (*pairs, (served.last_hidden, computed.last_hidden)), strict=True):
+            similar = torch.cosine_similarity(a.float(), b.float(), dim=-1)
+            assert similar.min() >= COSINE, (layer, similar.min())
     assert os.path.getsize(output / "vllm.log") > 0

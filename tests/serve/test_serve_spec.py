@@ -109,7 +109,7 @@ def test_a_missing_path_is_told_from_a_hub_id(place, monkeypatch):
     monkeypatch.chdir(place)
     assert plain_spec("someone/model", vllm=str(place / "vllm")).command[3] == "someone/model"
     for missing in ("/no/such/model", "./model", "wide/typo", "word"):
-        with pytest.raises(UserError, match=f"--verifier: {missing} is neither a directory nor a hub id"):
+        with pytest.raises(UserError, match=f"{missing}: neither a directory nor a hub id"):
             plain_spec(missing, vllm=str(place / "vllm"))
     with pytest.raises(UserError, match=r"holds no config.json"):
         plain_spec(place, vllm=str(place / "vllm"))
@@ -173,3 +173,12 @@ def test_options_that_need_a_draft_are_refused_without_one(place):
             spec_of(ServeOptions(model=str(place / "verifier"), vllm=str(place / "vllm"), **option))
     alone = spec_of(ServeOptions(model=str(place / "eagle3"), vllm=str(place / "vllm"), speculation=False))
     assert (alone.command[3], alone.draft) == (str(place / "verifier"), None)
+
+
+def test_a_draft_whose_verifier_is_gone_asks_for_it(place, tmp_path):
+    verifier = write_tiny_verifier(tmp_path / "moved")
+    draft = write_random_draft(tmp_path / "draft", "eagle3", verifier)
+    verifier.rename(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match=r"draft: its verifier is not there .* Name it with --verifier"):
+        draft_spec(draft, vllm=str(place / "vllm"))
+    assert draft_spec(draft, verifier=tmp_path / "elsewhere", vllm=str(place / "vllm")).algorithm == "eagle3"

@@ -126,3 +126,17 @@ def test_explanations_hold_the_last_lines_when_nothing_looks_like_an_error():
         == "error: unrecognized arguments: --foo"
     )
     assert explain("") == "it printed nothing"
+
+
+def test_vllm_dying_under_the_block_is_what_the_error_says(place, pids, tmp_path):
+    def killed():
+        with running(spec(place), tmp_path / "log") as endpoint:
+            os.kill(pids()[0], signal.SIGKILL)
+            while endpoint.health():
+                time.sleep(0.05)
+            time.sleep(0.2)
+            endpoint.max_model_len()
+
+    with pytest.raises(UserError, match="vLLM died while it served"):
+        killed()
+    assert not group_members(pids()[0])

@@ -83,10 +83,11 @@ def test_an_error_on_one_rank_ends_all(processes: Any, root: Path):
     assert "another rank has ended" in (root / "error-0").read_text()
 
 
-def test_ranks_stop_together_and_continue_together(processes: Any, root: Path):
+@pytest.mark.parametrize("fsdp", [False, True])
+def test_ranks_stop_together_and_continue_together(processes: Any, root: Path, fsdp: bool):
     train_toy(options_of(root, "one", accumulate=2))
-    assert exit_codes(start(processes, root, 2, "two", {1: {"interrupt_at": 4}})) == [130, 130]
-    assert exit_codes(start(processes, root, 2, "two")) == [0, 0]
+    assert exit_codes(start(processes, root, 2, "two", {1: {"interrupt_at": 4}}, fsdp=fsdp)) == [130, 130]
+    assert exit_codes(start(processes, root, 2, "two", fsdp=fsdp)) == [0, 0]
     torch.testing.assert_close(step_losses(root / "two"), step_losses(root / "one"), rtol=1e-5, atol=0)
 
 
@@ -95,7 +96,7 @@ def test_a_kill_at_any_moment_leaves_a_whole_checkpoint_in_charge(processes: Any
     moments = random.Random(0)
     settings = {"save_every": 1, "validate_every": 8, "epochs": 6}
     _, undisturbed = train_toy(options_of(root, "calm", **settings))
-    for _ in range(12):
+    for _ in range(8):
         (victim,) = start(processes, root, 1, "run", **settings)
         time.sleep(moments.uniform(0.05, 0.4))
         victim.kill()

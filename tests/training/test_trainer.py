@@ -59,7 +59,7 @@ def test_interrupted_at_any_step_equals_uninterrupted_bit_by_bit(root: Path, opt
     assert step_losses(root / "whole") == step_losses(root / "parts")
 
 
-@pytest.mark.parametrize("interrupt_at", [1, 4, 8])
+@pytest.mark.parametrize("interrupt_at", [1, 3, 6])
 def test_interrupted_while_validating_it_validates_that_step_when_continued(root: Path, interrupt_at: int):
     settings = {"validate_every": 20, "epochs": 2}
     calm, _ = train_toy(options_of(root, "calm", **settings))
