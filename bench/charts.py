@@ -14,6 +14,7 @@ Figure = dict[str, Any]
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star")
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 _ROW_SHARE = 0.66
+_TICKS = (0.1, 0.2, 0.5, 1.0, 2.0)
 
 
 def color_index(report: Report, variant: str) -> int:
@@ -119,6 +120,49 @@ def _position_figure(report: Report, cells: Sequence[Cell], kind: str, title: st
         "yaxis": {"title": {"text": title}, "tickformat": ".0%", "range": [0, 1.02], "zeroline": False},
     }
     return {"data": traces, "layout": layout}
+
+
+def parity_chart(report: Report) -> Figure | None:
+    """Predicted against served acceptance length: a point a prompt, a colour a variant; None without a prediction."""
+    if not report.parity:
+        return None
+    traces = []
+    for parity in report.parity:
+        color = color_index(report, parity.variant)
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": parity.variant,
+                "meta": {"color": color},
+                "x": [prompt.predicted for prompt in parity.prompts],
+                "y": [prompt.served for prompt in parity.prompts],
+                "text": [f"{prompt.task} {prompt.prompt_id}" for prompt in parity.prompts],
+                "marker": {"size": 8, "opacity": 0.75, "symbol": _SYMBOLS[(color - 1) % len(_SYMBOLS)]},
+                "hovertemplate": "%{text}: predicted %{x:.2f}, served %{y:.2f}<extra>"
+                + parity.variant.replace("%", "")
+                + "</extra>",
+            }
+        )
+    prompts = [prompt for parity in report.parity for prompt in parity.prompts]
+    low, high = _parity_range([length for prompt in prompts for length in (prompt.predicted, prompt.served)])
+    tick = next((step for step in _TICKS if (high - low) / step <= 6), _TICKS[-1])
+    axis = {"range": [low, high], "dtick": tick, "tickformat": ".1f"}
+    layout = {
+        "height": 380,
+        "xaxis": {**axis, "title": {"text": "predicted acceptance length"}, "constrain": "domain"},
+        "yaxis": {**axis, "title": {"text": "served acceptance length"}, "scaleanchor": "x", "constrain": "domain"},
+        "shapes": [
+            {"type": "line", "x0": low, "y0": low, "x1": high, "y1": high, "layer": "below", "name": "reference"}
+        ],
+    }
+    return {"data": traces, "layout": layout}
+
+
+def _parity_range(lengths: Sequence[float]) -> tuple[float, float]:
+    """Both axes from the least to the greatest length, with some air around."""
+    air = max(0.1, 0.06 * (max(lengths) - min(lengths)))
+    return min(lengths) - air, max(lengths) + air
 
 
 def interval_text(low: float | None, high: float | None, digits: int = 2, scale: float = 1.0) -> str:

@@ -72,6 +72,7 @@ class Stream:
         self.tokens: list[int] = []
         self.text: list[str] = []
         self.token_ids: list[int] = []
+        self.prompt_token_ids: list[int] = []
         self.finish_reason: str | None = None
         self.finished_at: float | None = None
         self.usage: Any = None
@@ -84,6 +85,7 @@ class Stream:
         if "error" in extra:  # vLLM reports an error inside a running stream as a chunk of its own
             self.server_error = str(extra["error"])
         self.usage = chunk.usage or self.usage
+        self.prompt_token_ids = extra.get("prompt_token_ids") or self.prompt_token_ids  # vLLM: on the first chunk only
         self.speculation = (extra.get("metrics") or {}).get("speculative_decoding") or self.speculation
         for choice in chunk.choices or ():
             self._add_choice(choice, now)
@@ -134,6 +136,7 @@ class Stream:
             finish_reason=self.finish_reason,
             text="".join(self.text),
             token_ids=tuple(self.token_ids) or None,
+            prompt_token_ids=tuple(self.prompt_token_ids) or None,
             acceptance=Acceptance(histogram=tuple(steps), drafted=speculation["num_draft_tokens"]) if steps else None,
             accepted_per_step=tuple(speculation.get("per_step_accepted") or ()),
             drafted_per_step=tuple(speculation.get("per_step_drafted") or ()),

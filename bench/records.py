@@ -44,7 +44,7 @@ class RequestRecord(Strict):
         chunk_gaps_s: times between neighbouring chunks with tokens. Under speculation not the time per token.
         chunk_tokens: tokens in each of these chunks (one entry more than gaps); empty if the server does not tell.
         e2e_s: from sending to the last token.
-        token_ids: the output's token ids; None if the server does not tell.
+        token_ids, prompt_token_ids: of the output and of the prompt as templated; None if the server does not tell.
         acceptance: verification steps by accepted tokens; None without speculation or per-request metrics.
         accepted_per_step, drafted_per_step: the same steps in order, when the server gives them.
     """
@@ -66,6 +66,7 @@ class RequestRecord(Strict):
     finish_reason: str | None = None
     text: str = ""
     token_ids: tuple[int, ...] | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
     acceptance: Acceptance | None = None
     accepted_per_step: tuple[int, ...] = ()
     drafted_per_step: tuple[int, ...] = ()
@@ -111,6 +112,11 @@ class Variant(Strict):
     algorithm: str | None = None
     num_speculative_tokens: int | None = None
     skip_reason: str | None = None
+
+    @property
+    def file_name(self) -> str:
+        """The name where files are called after the variant: a path's slashes become underscores."""
+        return "".join(c if c.isalnum() or c in "@+-._" else "_" for c in self.name)[-80:]
 
 
 class Outcome(Strict):

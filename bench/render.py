@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.audit import Losslessness
-from bench.charts import color_index, interval_text, position_charts, speed_up_chart
+from bench.charts import color_index, interval_text, parity_chart, position_charts, speed_up_chart
 from bench.compare import Comparison
 from bench.metrics import Spread
 from bench.records import BASELINE, Variant
@@ -111,12 +111,41 @@ def to_markdown(report: Report) -> str:
         padded = {c.variant: [*map(_percent, c.marginal), *[""] * (longest - len(c.marginal))] for c in positions}
         lines = [[variant, *rates] for variant, rates in padded.items()]
         parts += [*_markdown_table(header, lines), ""]
+    if report.parity:
+        parts += ["Predicted and served acceptance length:", ""]
+        parts += [*_markdown_table(PARITY_HEADER, parity_rows(report)), "", PARITY_NOTE, ""]
     parts += [f"- {audit_sentence(audit)}" for audit in report.losslessness]
     parts += [f"- {note}" for note in report.notes]
     parts += [f"- Failed {count} times: {what}" for what, count in report.failures.items()]
     parts += ["", "Conditions: " + "; ".join(f"{name}: {value}" for name, value in condition_rows(report)) + ".", ""]
     parts += ["Repeat with:", "", "```", report.provenance.command, "```", ""]
     return "\n".join(parts)
+
+
+PARITY_HEADER = ["task", "variant", "predicted", "served", "difference", "prompts"]
+PARITY_NOTE = (
+    "Predicted by `speculators replay` over the plain verifier's answers, served by vLLM on the same prompts: tokens "
+    "per step, bonus token included, over all steps of these prompts. Where a variant's outputs are not equal to the "
+    "plain verifier's, the served text leaves the text that the prediction walked."
+)
+
+
+def parity_rows(report: Report) -> list[list[str]]:
+    """Rows of `PARITY_HEADER`, by task as the other tables."""
+    return [
+        [
+            task,
+            parity.variant,
+            f"{row.predicted:.2f}",
+            f"{row.served:.2f}",
+            f"{row.relative_difference:+.1%}",
+            str(row.num_prompts) if row.num_prompts == row.num_served else f"{row.num_prompts} of {row.num_served}",
+        ]
+        for task in report.rows
+        for parity in report.parity
+        for row in parity.tasks
+        if row.task == task
+    ]
 
 
 def _percent(rate: float | None) -> str:
@@ -172,7 +201,11 @@ def to_html(report: Report) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    charts = {"speed_up": speed_up_chart(report), "positions": position_charts(report)}
+    charts = {
+        "speed_up": speed_up_chart(report),
+        "positions": position_charts(report),
+        "parity": parity_chart(report),
+    }
     page: str = environment.get_template("report.html").render(
         report=report,
         baseline=BASELINE,
@@ -180,6 +213,9 @@ def to_html(report: Report) -> str:
         interval=interval_text,
         color={v.name: color_index(report, v.name) for v in report.variants},
         audits=[(audit, audit_sentence(audit)) for audit in report.losslessness],
+        parity_header=PARITY_HEADER,
+        parity_rows=parity_rows(report),
+        parity_note=PARITY_NOTE.replace("`", ""),
         conditions=condition_rows(report),
         variant_rows=[_variant_row(variant) for variant in report.variants],
         charts_json=json.loads(json.dumps(charts, allow_nan=False)),

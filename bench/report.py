@@ -1,4 +1,4 @@
-"""The report of a bench run: everything computed from `run.json` and `requests.jsonl` alone, so it can be made again.
+"""The report of a bench run: computed from `run.json`, `requests.jsonl` and predictions, so it can be made again.
 
 `build` makes one `Report`; the HTML, Markdown, CSV and JSON files are renderings of it and compute nothing.
 """
@@ -8,9 +8,11 @@ from pathlib import Path
 
 from pydantic import Field
 
+from bench.answers import PREDICTED_DIRECTORY, read_predictions
 from bench.audit import Losslessness, losslessness
 from bench.compare import ALL_TASKS, Estimate, acceptance_length, speed_ups, time_per_token
 from bench.metrics import PointMetrics, summarise
+from bench.parity import Parity, parity
 from bench.records import (
     BASELINE,
     BenchRun,
@@ -44,6 +46,7 @@ class Report(Strict):
     outcomes: dict[str, Outcome]
     cells: tuple[Cell, ...]
     losslessness: tuple[Losslessness, ...]
+    parity: tuple[Parity, ...] = ()
     points: tuple[Point, ...]
     notes: tuple[str, ...]
     failures: dict[str, int]
@@ -84,7 +87,7 @@ def build(directory: Path, margin: float | None = None) -> Report:
     """Compute the report of a run directory.
 
     Raises:
-        UserError: no run there, or one without a successful request.
+        UserError: no run there, one without a successful request, or a prediction that cannot be read.
     """
     run = BenchRun.read(directory)
     records = read_records(directory)
@@ -94,6 +97,7 @@ def build(directory: Path, margin: float | None = None) -> Report:
     by_variant = {v.name: [r for r in records if r.variant == v.name] for v in run.variants}
     cells = [cell for v in run.variants for cell in _cells(v.name, by_variant, run, margin)]
     audits = _audits(run, by_variant) if run.conditions.temperature == 0 else []
+    parities, parity_notes = _parities(directory, run, by_variant)
     headline, detail = answer(cells)
     if _load_notes(run):
         detail += " Other work on the machine puts these latencies in doubt, see below."
@@ -105,8 +109,9 @@ def build(directory: Path, margin: float | None = None) -> Report:
         outcomes=run.outcomes,
         cells=tuple(cells),
         losslessness=tuple(audits),
+        parity=tuple(parities),
         points=run.points,
-        notes=tuple(_notes(run, cells)),
+        notes=(*_notes(run, cells), *parity_notes),
         failures=_failures(records),
         margin=margin,
         conditions=run.conditions,
@@ -184,6 +189,33 @@ def _audits(run: BenchRun, by_variant: dict[str, list[RequestRecord]]) -> list[L
         if audit:
             audits.append(audit)
     return audits
+
+
+def _parities(
+    directory: Path, run: BenchRun, by_variant: dict[str, list[RequestRecord]]
+) -> tuple[list[Parity], list[str]]:
+    """Predictions beside what was served, in the order of the variants, and why a file there was left out."""
+    predictions, strangers = read_predictions(directory, run.variants)
+    notes = [f"{PREDICTED_DIRECTORY}/{name} is left out: no variant of this run is called so." for name in strangers]
+    found = []
+    for variant in run.variants:
+        prediction = predictions.get(variant.name)
+        if prediction is None:
+            continue
+        left_out = f"The prediction for {variant.name} is left out: "
+        walked, served = prediction.total.num_speculative_tokens, variant.num_speculative_tokens
+        made = parity(prediction, by_variant[variant.name], [task.name for task in run.tasks])
+        if run.conditions.temperature > 0:
+            notes.append(
+                f"{left_out}it is about greedy answers, and temperature {run.conditions.temperature:g} was served."
+            )
+        elif served is not None and walked != served:
+            notes.append(f"{left_out}it is for K = {walked}, and K = {served} was served.")
+        elif made is None:
+            notes.append(f"{left_out}it has no prompt in common with what was served.")
+        else:
+            found.append(made)
+    return found, notes
 
 
 def _failures(records: Sequence[RequestRecord]) -> dict[str, int]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
+from bench.answers import write_answers
 from bench.measure import Finished, measure, missing
 from bench.records import (
     BASELINE,
@@ -50,6 +51,7 @@ def run_bench(options: BenchOptions, console: Console) -> BenchRun | None:
         for variant in plan.variants:
             run = _run_variant(variant, plan, run, options, finished, writer, console)
             run.write(options.output)
+    write_answers(options.output, run)
     return run
 
 
@@ -128,7 +130,7 @@ def _run_variant(
         if variant.fp8:
             quantize_fp8(Path(run.conditions.verifier), Path(variant.verifier))
         spec = server_spec(variant, options)
-        log = options.output / "logs" / f"{_file_name(variant.name)}.log"
+        log = options.output / "logs" / f"{variant.file_name}.log"
         with running(spec, log_path=log) as endpoint:
             points = measure(endpoint, variant.name, plan, options, finished, writer, console)
     except UserError as error:
@@ -142,7 +144,3 @@ def _run_variant(
 
 def _with_outcome(run: BenchRun, variant: Variant, outcome: Outcome) -> BenchRun:
     return run.model_copy(update={"outcomes": {**run.outcomes, variant.name: outcome}})
-
-
-def _file_name(variant: str) -> str:
-    return "".join(c if c.isalnum() or c in "@+-._" else "_" for c in variant)[-80:]

@@ -42,7 +42,9 @@ class Acceptance(Strict):
         return cls(histogram=counts, drafted=sum(counts) * (len(counts) - 1))
 
     @classmethod
-    def from_counters(cls, num_drafts: int, num_draft_tokens: int, accepted_per_position: Sequence[int]) -> "Acceptance":
+    def from_counters(
+        cls, num_drafts: int, num_draft_tokens: int, accepted_per_position: Sequence[int]
+    ) -> "Acceptance":
         """From vLLM's counters (`vllm:spec_decode_num_drafts_total`, `..._num_draft_tokens_total`,
         `..._num_accepted_tokens_per_pos_total`). Position i counts the steps that accepted more than i tokens, so
         neighbours' differences are the histogram.
@@ -79,7 +81,10 @@ class Acceptance(Strict):
     @property
     def marginal(self) -> tuple[float, ...]:
         """For each position i < K: share of all steps that accepted position i. Their sum is `length` - 1."""
-        return tuple(self._at_least(i + 1) / self.steps if self.steps else float("nan") for i in range(self.num_speculative_tokens))
+        return tuple(
+            self._at_least(i + 1) / self.steps if self.steps else float("nan")
+            for i in range(self.num_speculative_tokens)
+        )
 
     @property
     def conditional(self) -> tuple[float, ...]:

@@ -1,10 +1,10 @@
 """Predicted acceptance: an exact draft-and-verify walk over text that the verifier itself wrote.
 
 At temperature 0 the verifier accepts a drafted token exactly when it is the next token of its own answer. So the walk
-starts where serving does, with the first answer token just emitted, drafts, accepts what agrees, jumps accepted + 1, and
-goes on to the end of the answer. The draft sees what it sees when served: the verifier's states for everything emitted,
-its own output (eagle3) or mask tokens (dflash) beyond. What the walk can't know is whether tokens drafted beyond the
-end of the text would have been accepted; they count as rejected.
+starts where serving does, with the first answer token just emitted, drafts, accepts what agrees, jumps accepted + 1,
+and goes on to the end of the answer. The draft sees what it sees when served: the verifier's states for everything
+emitted, its own output (eagle3) or mask tokens (dflash) beyond. What the walk can't know is whether tokens drafted
+beyond the end of the text would have been accepted; they count as rejected.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,36 +14,6 @@ import torch
 
 from speculators.acceptance import Acceptance
 from speculators.algorithms.base import Algorithm, Batch
-from speculators.schema import Strict
-
-
-class SamplePrediction(Strict):
-    """The walk over one sample."""
-
-    sample_id: str
-    conversation_id: str
-    source: str
-    acceptance: Acceptance
-
-
-class Prediction(Strict):
-    """Predicted acceptance of a draft, in total and by source."""
-
-    draft: str
-    total: Acceptance
-    by_source: dict[str, Acceptance]
-    samples: tuple[SamplePrediction, ...]
-
-    @classmethod
-    def of(cls, draft: str, samples: Iterable[SamplePrediction], num_speculative_tokens: int) -> "Prediction":
-        """Add up single walks."""
-        samples = tuple(samples)
-        by_source: dict[str, Acceptance] = {}
-        for sample in samples:
-            before = by_source.get(sample.source, Acceptance.empty(num_speculative_tokens))
-            by_source[sample.source] = before + sample.acceptance
-        total = sum(by_source.values(), start=Acceptance.empty(num_speculative_tokens))
-        return cls(draft=draft, total=total, by_source=dict(sorted(by_source.items())), samples=samples)
 
 
 def walk(accepted_T: np.ndarray, loss_mask_T: np.ndarray, num_speculative_tokens: int) -> Acceptance:

@@ -18,7 +18,8 @@ from speculators.data.prepare import tokenize_files
 from speculators.data.samples import DataDirectory, TokenizedSample
 from speculators.data.vocab import VocabMap
 from speculators.errors import UserError
-from speculators.replay import Prediction, SamplePrediction, replay
+from speculators.prediction import Prediction, SamplePrediction
+from speculators.replay import replay
 from speculators.replay_options import ReplayOptions
 from speculators.schema import write_json
 from speculators.training.options import TrainOptions

@@ -12,7 +12,8 @@ class ReplayOptions(Strict):
 
     draft: Path = Field(description="Run or checkpoint directory.", json_schema_extra={"argument": True})
     answers: tuple[Path, ...] = Field(
-        (), description="Conversations with the verifier's own answers; its states are computed here, with transformers."
+        (),
+        description="Conversations with the verifier's own answers; its states are computed here, with transformers.",
     )
     data: Path | None = Field(None, description="Data directory whose validation split is walked instead.")
     hidden_states: Path | None = Field(None, description="Cache with the states of --data.")

@@ -15,7 +15,7 @@ from speculators.schema import Strict, read_json_dict
 
 NormKind = Literal["plain", "one_plus"]
 
-# model_type -> how its RMSNorm scales: by w, or by (1 + w). Source: the `*RMSNorm.forward` of each family in transformers.
+# model_type -> how its RMSNorm scales: by w, or by (1 + w). Source: each family's `*RMSNorm.forward` in transformers.
 NORM_KINDS: dict[str, NormKind] = {
     "llama": "plain",
     "qwen2": "plain",
@@ -103,7 +103,9 @@ class Verifier(Strict):
                 template_hash=template_hash(directory),
             )
         except KeyError as error:
-            raise UserError(f"{directory / 'config.json'}: the key {error} is missing; is this a model's config?") from None
+            raise UserError(
+                f"{directory / 'config.json'}: the key {error} is missing; is this a model's config?"
+            ) from None
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -113,8 +115,8 @@ class Verifier(Strict):
         return AutoTokenizer.from_pretrained(self.path)
 
     def default_aux_layer_ids(self) -> tuple[int, ...]:
-        """Three layers (early, middle, late) whose input streams feed the draft: 2, n/2 and n - 3 of n layers, as in the
-        EAGLE-3 paper's low / mid / high features and vLLM's default for eagle3."""
+        """Three layers (early, middle, late) whose input streams feed the draft: 2, n/2 and n - 3 of n layers, the
+        low / mid / high features of the EAGLE-3 paper and vLLM's default for eagle3."""
         return (2, self.num_layers // 2, self.num_layers - 3)
 
 

@@ -49,6 +49,7 @@
 
   function drawAll() {
     draw("speed-up", charts.speed_up);
+    draw("parity", charts.parity);
     const chosen = document.getElementById("position-task");
     if (!chosen) return;
     draw("marginal", charts.positions.marginal[chosen.value]);

@@ -1,10 +1,10 @@
 """Attention of draft queries over a context prefix and their own few keys: one predicate, two executions.
 
-A *group* is B queries that see the same keys: context positions `start <= s < limit`, and the group's own M keys. For
-dflash a group is a block (B = M = block_size, limit = its anchor); for eagle3 it is a slot of the unrolled chain (B = 1,
-M = the chain's own steps so far, limit = slot + 1). On CUDA this is FlexAttention with a block mask; elsewhere plain
-matrix products over exactly those pieces, joined in one softmax and recomputed in the backward pass, so that nothing
-of size queries x keys is kept.
+A *group* is B queries that see the same keys: context positions `start <= s < limit`, and the group's own M keys.
+For dflash a group is a block (B = M = block_size, limit = its anchor); for eagle3 it is a slot of the unrolled chain
+(B = 1, M = the chain's own steps so far, limit = slot + 1). On CUDA this is FlexAttention with a block mask; elsewhere
+plain matrix products over exactly those pieces, joined in one softmax and recomputed in the backward pass, so that
+nothing of size queries x keys is kept.
 
 Shapes: G groups, B queries and M own keys a group, T context rows, N heads, K key/value heads, R = N / K, D head size.
 """
@@ -19,7 +19,7 @@ _CHUNK_QUERIES = 128
 
 
 def visible(group: Tensor, key: Tensor, start: Tensor, limit: Tensor, num_context: int, own: int) -> Tensor:
-    """THE predicate: whether queries of `group` see key `key`, where keys are the T context rows and then G x M own keys.
+    """THE predicate: whether queries of `group` see `key`; keys are the T context rows, then the G x M own keys.
 
     Args:
         group, key: integer tensors that broadcast against each other.
@@ -77,7 +77,12 @@ def _from_kv_head(x_KGQD: Tensor, B: int) -> Tensor:
 def _scores(q_KgQD: Tensor, k_KcD: Tensor, k_KgMD: Tensor, low: int, limit_g: Tensor) -> tuple[Tensor, Tensor]:
     """Masked, scaled scores of one chunk, float32: over the context [K, g, Q, c] and over the own keys [K, g, Q, M]."""
     K, g, Q, D = q_KgQD.shape
-    context = torch.bmm(q_KgQD.reshape(K, g * Q, D), k_KcD.transpose(1, 2)).view(K, g, Q, k_KcD.shape[1]).float().mul_(D**-0.5)
+    context = (
+        torch.bmm(q_KgQD.reshape(K, g * Q, D), k_KcD.transpose(1, 2))
+        .view(K, g, Q, k_KcD.shape[1])
+        .float()
+        .mul_(D**-0.5)
+    )
     hidden = torch.arange(low, low + k_KcD.shape[1]) >= limit_g[:, None]
     context.masked_fill_(hidden[None, :, None, :], float("-inf"))
     own = torch.matmul(q_KgQD.float(), k_KgMD.float().transpose(2, 3)).mul_(D**-0.5)
@@ -85,11 +90,11 @@ def _scores(q_KgQD: Tensor, k_KcD: Tensor, k_KgMD: Tensor, low: int, limit_g: Te
 
 
 class _Pieces(torch.autograd.Function):
-    """`grouped_attention` in chunks of groups. Formulas: softmax attention and its gradient, dS = P (dP - sum(dO O))."""
+    """`grouped_attention` in chunks of groups: softmax attention, and its gradient dS = P (dP - sum(dO O))."""
 
     @staticmethod
     def forward(ctx, q, k_context, v_context, k_own, v_own, start, limit):  # type: ignore[no-untyped-def]
-        G, B, N, D = q.shape
+        _, B, N, _ = q.shape
         K = k_context.shape[1]
         q_KGQD = _by_kv_head(q, K)
         kc_KTD, vc_KTD = (x.transpose(0, 1).contiguous() for x in (k_context, v_context))
@@ -143,8 +148,10 @@ class _Pieces(torch.autograd.Function):
         return _from_kv_head(dq, ctx.B), *context_grads, *own_grads, None, None
 
 
-def _flex(q: Tensor, k_context: Tensor, v_context: Tensor, k_own: Tensor, v_own: Tensor, start: Tensor, limit: Tensor) -> Tensor:
-    """The same attention as one FlexAttention call over [context rows, all own keys] under the block mask of `visible`."""
+def _flex(
+    q: Tensor, k_context: Tensor, v_context: Tensor, k_own: Tensor, v_own: Tensor, start: Tensor, limit: Tensor
+) -> Tensor:
+    """The same as one FlexAttention call over [context rows, all own keys] under the block mask of `visible`."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     G, B, N, D = q.shape
@@ -157,7 +164,5 @@ def _flex(q: Tensor, k_context: Tensor, v_context: Tensor, k_own: Tensor, v_own:
     keys = torch.cat([k_context, k_own.flatten(0, 1)]).transpose(0, 1)[None]
     values = torch.cat([v_context, v_own.flatten(0, 1)]).transpose(0, 1)[None]
     queries = q.flatten(0, 1).transpose(0, 1)[None]
-    out = torch.compile(flex_attention)(
-        queries.to(keys.dtype), keys, values, block_mask=block_mask, enable_gqa=True
-    )
+    out = torch.compile(flex_attention)(queries.to(keys.dtype), keys, values, block_mask=block_mask, enable_gqa=True)
     return out[0].transpose(0, 1).reshape(G, B, N, D)

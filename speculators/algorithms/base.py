@@ -77,7 +77,7 @@ class Algorithm(ABC):
 
     @abstractmethod
     def accepted_from_every_position(self, batch: Batch) -> Tensor:
-        """int64 [T]: with the token at t just emitted by the verifier, how many of the next K tokens of the row's text a
+        """int64 [T]: with the token at t just emitted by the verifier, how many of the next K tokens of the text a
         greedy draft gets right before its first mistake. Entry t is meaningful where t + 1 is in the same document;
         drafts end with the document. No gradient."""
 

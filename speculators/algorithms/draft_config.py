@@ -175,5 +175,7 @@ class DraftConfig(Strict):
                 **cls.own_fields({**config, "speculative_tokens": method["speculative_tokens"]}),
             }
         except (KeyError, IndexError, TypeError) as error:
-            raise UserError(f"{where}: not a complete {cls.algorithm} config ({error} is missing); vLLM would not load it.") from None
+            raise UserError(
+                f"{where}: not a complete {cls.algorithm} config ({error} is missing); vLLM would not load it."
+            ) from None
         return validate(cls, fields, where)

@@ -42,8 +42,8 @@ class Rows(NamedTuple):
 
 
 def distillation_loss(rows: Rows, normed_PH: Tensor, head: VerifierHead, mix: LossMix) -> tuple[Tensor, Tensor]:
-    """Weighted loss sum over rows (scalar, with gradient into `rows.hidden`) and, for each row, whether the draft's most
-    likely token is the target (bool [X]).
+    """Weighted loss sum over rows (scalar, with gradient into `rows.hidden`) and, for each row, whether the draft's
+    most likely token is the target (bool [X]).
 
     Per row, with verifier distribution p and draft distribution q over the draft vocabulary:
     ce = -log q[target]; kl_div = sum p log(p / q); tv = sum |p - q| / 2.

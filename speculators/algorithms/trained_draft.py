@@ -54,7 +54,9 @@ class TrainedDraft:
             UserError: the checkpoint was trained with another draft vocabulary.
         """
         if "t2d" in tensors and not torch.equal(tensors["t2d"], torch.from_numpy(self.vocab.t2d)):
-            raise UserError("the checkpoint's draft vocabulary (t2d) is not this run's; use the data it was trained on.")
+            raise UserError(
+                "the checkpoint's draft vocabulary (t2d) is not this run's; use the data it was trained on."
+            )
         self.module.load_state_dict({name: tensors[name].float() for name in self.module.state_dict()})
 
     @staticmethod

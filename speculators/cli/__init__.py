@@ -64,33 +64,56 @@ def _placeholder(name: str, entry: Entry) -> Any:
     return TyperCommand(name, help=entry.summary)
 
 
-app = typer.Typer(cls=LazyGroup, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(cls=LazyGroup, add_completion=False, pretty_exceptions_enable=False)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(__version__)
+        raise typer.Exit
 
 
 @app.callback()
 def _root(
-    version: bool = typer.Option(False, "--version", help="Print the version and exit.", is_eager=True),
+    version: bool = typer.Option(
+        False, "--version", help="Print the version and exit.", is_eager=True, callback=_version
+    ),
 ) -> None:
     """Train draft models for speculative decoding, serve them with vLLM, and measure whether they pay."""
-    if version:
-        typer.echo(__version__)
-        raise typer.Exit
 
 
 def main() -> NoReturn:
     """Run the command line. Exit codes: 0 done, 1 a gate failed, 2 the user can fix it, 130 interrupted."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does, cleaning up
     try:
-        app(standalone_mode=True)
-    except UserError as error:
-        print(f"Error: {error}", file=sys.stderr)
-        code = 2
+        code = _run(sys.argv[1:] or ["--help"])
     except KeyboardInterrupt:
         print("Interrupted; what was finished is kept, start the same command again to continue.", file=sys.stderr)
         code = 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
-    else:
-        code = 0
     sys.exit(code)
+
+
+def _run(arguments: list[str]) -> int:
+    """Run one command and return its exit code. (Typer's own runner swallows Ctrl-C and a closed pipe.)"""
+    try:
+        with typer.main.get_command(app).make_context("speculators", arguments) as context:
+            context.command.invoke(context)
+        sys.stdout.flush()
+    except typer.Exit as end:
+        return end.exit_code
+    except UserError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return 2
+    except typer.TyperException as error:
+        return _usage(error, arguments)
+    except BrokenPipeError:  # the reader of our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _usage(error: typer.TyperException, arguments: list[str]) -> int:
+    """Say in one sentence what Typer found wrong, and whose help tells what is allowed."""
+    command = " ".join(["speculators", *(name for name in arguments[:1] if name in COMMANDS)])
+    message = " ".join(error.format_message().split()).rstrip(".")
+    print(f"Error: {command}: {message}; see `{command} --help`.", file=sys.stderr)
+    return error.exit_code

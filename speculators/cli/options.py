@@ -46,7 +46,9 @@ def schema_command(
     fields = {name: field for name, field in schema.model_fields.items() if name != pass_unknown_to}
     parameters = [inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
     parameters += [_parameter(name, field) for name, field in fields.items()]
-    config = Annotated[Path | None, typer.Option("--config", help="YAML file with any of these options; a flag beats it.")]
+    config = Annotated[
+        Path | None, typer.Option("--config", help="YAML file with any of these options; a flag beats it.")
+    ]
     parameters.append(inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=config))
     body.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     body.__annotations__ = {p.name: p.annotation for p in parameters}
@@ -64,7 +66,9 @@ def _check_arguments_first(schema: type[Strict], values: dict[str, Any]) -> None
     for name, field in schema.model_fields.items():
         value = values.get(name)
         if _is_argument(field) and isinstance(value, str) and value.startswith("-"):
-            raise UserError(f"{name.upper()} is missing in front of {value}; give it before the options that are passed on.")
+            raise UserError(
+                f"{name.upper()} is missing in front of {value}; give it before the options that are passed on."
+            )
 
 
 def resolve(schema: type[OptionsT], values: dict[str, Any], verbatim: str | None = None) -> OptionsT:
@@ -79,7 +83,9 @@ def resolve(schema: type[OptionsT], values: dict[str, Any], verbatim: str | None
         return validate(schema, values, "")
     except UserError as error:
         key, _, rest = str(error).removeprefix(": ").partition(":")
-        raise UserError(f"--{_kebab(key)}:{rest}" if key in schema.model_fields else str(error).removeprefix(": ")) from None
+        raise UserError(
+            f"--{_kebab(key)}:{rest}" if key in schema.model_fields else str(error).removeprefix(": ")
+        ) from None
 
 
 def save_resolved(options: Strict, path: Path) -> None:
@@ -98,7 +104,9 @@ def _from_file(file: Path, schema: type[Strict]) -> dict[str, Any]:
         raise UserError(f"--config: {file} is not valid YAML ({str(error).splitlines()[0]}).") from None
     unknown = [key for key in values if key not in schema.model_fields]
     if unknown:
-        raise UserError(f"--config: {file} has the unknown key {unknown[0]!r}; known keys are {', '.join(schema.model_fields)}.")
+        raise UserError(
+            f"--config: {file} has the unknown key {unknown[0]!r}; known keys are {', '.join(schema.model_fields)}."
+        )
     return dict(values)
 
 
@@ -167,7 +175,9 @@ def _kebab(name: str) -> str:
 def _split(values: Any) -> list[Any]:
     if isinstance(values, str):
         values = [values]
-    return [part for value in values for part in (value.split(",") if isinstance(value, str) else [value]) if part != ""]
+    return [
+        part for value in values for part in (value.split(",") if isinstance(value, str) else [value]) if part != ""
+    ]
 
 
 def _variadic_command(variadic: set[str]) -> type[TyperCommand]:

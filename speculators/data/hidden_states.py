@@ -1,4 +1,4 @@
-"""The hidden-state cache on disk: one safetensors file a sample under a two-level tree, tied to its verifier by a manifest.
+"""The hidden-state cache on disk: one safetensors file a sample in a two-level tree, tied to a verifier by a manifest.
 
 A file is written atomically and checked on arrival and on load (token ids, shape, finite values): a bad one is named,
 never trained on.
@@ -59,7 +59,7 @@ class CacheManifest(Strict):
 
 
 class HiddenStateCache:
-    """An open cache. `aux_layer_ids` may ask for some of the cached layers; `read` then returns just those, in order."""
+    """An open cache. `aux_layer_ids` may ask for some of the cached layers; `read` returns just those, in order."""
 
     def __init__(self, path: Path, manifest: CacheManifest, aux_layer_ids: tuple[int, ...]) -> None:
         self.path = path
@@ -79,8 +79,8 @@ class HiddenStateCache:
             cache._check_same_source(manifest.verifier_revision, manifest.template_hash, manifest.verifier)
             if cache.manifest.aux_layer_ids != manifest.aux_layer_ids:
                 raise UserError(
-                    f"{path}: holds layers {list(cache.manifest.aux_layer_ids)}, asked for {list(manifest.aux_layer_ids)}; "
-                    "choose another output directory or the same layers."
+                    f"{path}: holds layers {list(cache.manifest.aux_layer_ids)}, "
+                    f"asked for {list(manifest.aux_layer_ids)}; choose another output directory or the same layers."
                 )
             return cache
         write_json(path / "manifest.json", manifest)
@@ -100,13 +100,17 @@ class HiddenStateCache:
     @classmethod
     def _open(cls, path: Path, aux_layer_ids: tuple[int, ...] | None) -> "HiddenStateCache":
         if not (path / "manifest.json").exists():
-            raise UserError(f"--hidden-states: {path} is not a hidden-state cache (no manifest.json); make one with `speculators extract`.")
+            raise UserError(
+                f"--hidden-states: {path} is not a hidden-state cache (no manifest.json); "
+                "make one with `speculators extract`."
+            )
         manifest = read_json(path / "manifest.json", CacheManifest, "a hidden-state manifest")
         aux_layer_ids = manifest.aux_layer_ids if aux_layer_ids is None else aux_layer_ids
         missing = [k for k in aux_layer_ids if k not in manifest.aux_layer_ids]
         if missing:
             raise UserError(
-                f"--hidden-states: {path} holds layers {list(manifest.aux_layer_ids)}, the run asks for {list(aux_layer_ids)}; "
+                f"--hidden-states: {path} holds layers {list(manifest.aux_layer_ids)}, "
+                f"the run asks for {list(aux_layer_ids)}; "
                 "extract again with these layers or train on those that are there (--aux-layer-ids)."
             )
         return cls(path, manifest, aux_layer_ids)
@@ -151,9 +155,13 @@ class HiddenStateCache:
             tensors = load_file(file)
             states = HiddenStates(tensors["ids"], tensors["aux_hidden"], tensors["last_hidden"])
         except FileNotFoundError:
-            raise UserError(f"{file}: no hidden states for this sample; run `speculators extract` again, it continues.") from None
+            raise UserError(
+                f"{file}: no hidden states for this sample; run `speculators extract` again, it continues."
+            ) from None
         except (SafetensorError, KeyError, OSError) as error:
-            raise UserError(f"{file}: truncated or damaged ({error}); delete it and run `speculators extract` again.") from None
+            raise UserError(
+                f"{file}: truncated or damaged ({error}); delete it and run `speculators extract` again."
+            ) from None
         check_states(states, len(self.manifest.aux_layer_ids), self.manifest.hidden_size, str(file))
         if not np.array_equal(states.ids.numpy(), ids):
             raise UserError(f"{file}: holds the states of other tokens; delete it and run `speculators extract` again.")
@@ -166,7 +174,9 @@ def check_states(states: HiddenStates, num_aux: int, hidden_size: int, where: st
     wanted = ((length, num_aux, hidden_size), (length, hidden_size))
     seen = (tuple(states.aux_hidden.shape), tuple(states.last_hidden.shape))
     if seen != wanted:
-        raise UserError(f"{where}: hidden states of shape {seen[0]} and {seen[1]}, expected {wanted[0]} and {wanted[1]}.")
+        raise UserError(
+            f"{where}: hidden states of shape {seen[0]} and {seen[1]}, expected {wanted[0]} and {wanted[1]}."
+        )
     for name, tensor in (("aux_hidden", states.aux_hidden), ("last_hidden", states.last_hidden)):
         if not torch.isfinite(tensor.float().sum()) and not torch.isfinite(tensor).all():
             bad = int((~torch.isfinite(tensor)).flatten(1).any(1).nonzero()[0])

@@ -67,12 +67,14 @@ class DataManifest(Strict):
 
 
 class DataDirectory:
-    """A prepared data directory: `manifest.json`, `token_counts.npy`, and `<split>/{ids,loss_mask,offsets,names}.npy`."""
+    """A prepared data directory: `manifest.json`, `token_counts.npy`, `<split>/{ids,loss_mask,offsets,names}.npy`."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         if not (self.path / "manifest.json").exists():
-            raise UserError(f"--data: {path} is not a data directory (no manifest.json); make one with `speculators prepare`.")
+            raise UserError(
+                f"--data: {path} is not a data directory (no manifest.json); make one with `speculators prepare`."
+            )
         self.manifest = read_json(self.path / "manifest.json", DataManifest, "a data manifest")
         if self.manifest.format_version != FORMAT_VERSION:
             raise UserError(
@@ -102,7 +104,9 @@ class DataDirectory:
         return SampleList(self.path / name)
 
     @staticmethod
-    def write(path: Path, manifest: DataManifest, counts: np.ndarray, splits: dict[Split, Sequence[TokenizedSample]]) -> None:
+    def write(
+        path: Path, manifest: DataManifest, counts: np.ndarray, splits: dict[Split, Sequence[TokenizedSample]]
+    ) -> None:
         """Write a whole data directory beside `path` and move it into place; an older one is replaced only then."""
         temporary = path.with_name(f".{path.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}.tmp")
         try:

@@ -63,7 +63,9 @@ class Optimizers:
         rest = [p for p in parameters if p.ndim != 2]
         self._optimizers: list[torch.optim.Optimizer] = []
         if hyper.optimizer == "muon" and matrices:
-            self._optimizers.append(torch.optim.Muon(matrices, lr=hyper.lr, weight_decay=hyper.weight_decay))
+            # Updates of the size that AdamW's would have, so that one learning rate means the same for every shape.
+            settings = {"weight_decay": hyper.weight_decay, "adjust_lr_fn": "match_rms_adamw"}
+            self._optimizers.append(torch.optim.Muon(matrices, lr=hyper.lr, **settings))
             groups = [{"params": rest, "lr": hyper.adamw_lr, "weight_decay": 0.0}]
         else:
             groups = [

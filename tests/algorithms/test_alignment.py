@@ -1,4 +1,4 @@
-"""What each slot sees and predicts, against a slow simulation of serving: one document, one draft, one query at a time."""
+"""What each slot sees and predicts, against a slow simulation of serving: one document, draft and query at a time."""
 
 import math
 
@@ -83,13 +83,20 @@ class ServedDFlash:
 
     def draft(self, document, t, steps):
         w = self.w
-        context = [norm(w["fc.weight"] @ document.aux_hidden[s].float().flatten(), w["hidden_norm.weight"]) for s in range(t)]
+        context = [
+            norm(w["fc.weight"] @ document.aux_hidden[s].float().flatten(), w["hidden_norm.weight"]) for s in range(t)
+        ]
         stream = [self.embedding[i] for i in [int(document.ids[t])] + [self.mask] * steps]
         for n in range(2):
             p = f"layers.{n}."
             x = [norm(s, w[p + "input_layernorm.weight"]) for s in stream]
-            project = lambda name, row, p=p: heads(w[f"{p}self_attn.{name}_proj.weight"] @ row)  # noqa: E731
-            key = lambda row, at, p=p: rotate(norm(heads(w[p + "self_attn.k_proj.weight"] @ row), w[p + "self_attn.k_norm.weight"]), at)  # noqa: E731, E501
+
+            def project(name, row, p=p):
+                return heads(w[f"{p}self_attn.{name}_proj.weight"] @ row)
+
+            def key(row, at, p=p):
+                return rotate(norm(project("k", row), w[p + "self_attn.k_norm.weight"]), at)
+
             keys = [key(c, s) for s, c in enumerate(context)] + [key(row, t + s) for s, row in enumerate(x)]
             values = [project("v", row) for row in [*context, *x]]
             for s in range(len(stream)):
@@ -138,7 +145,9 @@ def test_training_predicts_what_serving_drafts_at_every_position(verifier, name,
 def test_packing_changes_nothing(verifier, name):
     draft = tiny_draft(verifier, name)
     batch = tiny_row(lengths=(9, 12, 11))
-    steps = [draft.step(b, torch.Generator().manual_seed(0)) for b in (batch, *(document_of(batch, n) for n in range(3)))]
+    steps = [
+        draft.step(b, torch.Generator().manual_seed(0)) for b in (batch, *(document_of(batch, n) for n in range(3)))
+    ]
     together, alone = steps[0], steps[1:]
     assert together.num_targets == sum(s.num_targets for s in alone) > 0
     torch.testing.assert_close(together.loss_sum, sum(s.loss_sum for s in alone), rtol=2e-3, atol=1e-2)

@@ -4,7 +4,8 @@ import numpy as np
 from tiny import document_of, tiny_draft, tiny_row, tiny_verifier
 
 from speculators.acceptance import Acceptance
-from speculators.replay import Prediction, SamplePrediction, replay, walk
+from speculators.prediction import Prediction, SamplePrediction
+from speculators.replay import replay, walk
 
 
 def test_the_walk_jumps_accepted_plus_one_from_the_first_answer_token():
@@ -45,7 +46,8 @@ def test_documents_of_a_row_are_walked_as_if_alone(tmp_path):
 def test_a_prediction_adds_up_by_source():
     parts = [("a", "chat", (3, 1)), ("b", "code", (0, 4)), ("c", "chat", (1, 0))]
     samples = [
-        SamplePrediction(sample_id=i, conversation_id=i, source=s, acceptance=Acceptance.from_histogram(h)) for i, s, h in parts
+        SamplePrediction(sample_id=i, conversation_id=i, source=s, acceptance=Acceptance.from_histogram(h))
+        for i, s, h in parts
     ]
     prediction = Prediction.of("draft", samples, 1)
     assert prediction.by_source["chat"].histogram == (4, 1)

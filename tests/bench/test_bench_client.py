@@ -38,6 +38,7 @@ SPECULATION = {
 def speculative() -> Script:
     """One token from the prefill, then steps of 3, 1 and 4 tokens: 9 tokens in 4 chunks, the last one end-of-text."""
     first = {**chunk(""), "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}
+    first["prompt_token_ids"] = [11, 12, 13, 14, 15, 16, 17]
     said = [("a", [1]), ("bcd", [2, 3, 4]), ("e", [5])]
     last = [chunk("fgh", [6, 7, 8, 0], "stop"), usage(9, metrics={"speculative_decoding": SPECULATION})]
     return Script([(DELAY_S, event) for event in (first, *(chunk(*one) for one in said), *last, "[DONE]")])
@@ -71,7 +72,7 @@ def test_time_per_token_comes_from_the_token_count_not_from_chunks() -> None:
 
 def test_a_server_without_token_ids_gives_the_same_times() -> None:
     record = heard((0.5, chunk("a")), (0.6, chunk("bcd")), (0.9, chunk("e", None, "length")), (3.0, usage(5)))
-    assert record.token_ids is None
+    assert record.token_ids is record.prompt_token_ids is None
     assert record.chunk_tokens == ()
     assert record.tpot_s == pytest.approx(0.4 / 4)
 
@@ -119,6 +120,7 @@ def test_a_streamed_answer_is_kept_whole() -> None:
     assert record.accepted_per_step == (2, 0, 3)
     assert record.finish_reason == "stop"
     assert record.prompt_tokens == 7
+    assert record.prompt_token_ids == (11, 12, 13, 14, 15, 16, 17)
 
 
 def test_empty_chunks_are_not_tokens() -> None:

@@ -15,7 +15,13 @@ def record(prompt: str, **fields: object) -> RequestRecord:
 
 def test_rows_come_back_as_they_were_written(tmp_path: Path) -> None:
     rows = [
-        record("0", tpot_s=0.03, token_ids=(1, 2, 3), acceptance=Acceptance.from_histogram([4, 3, 1])),
+        record(
+            "0",
+            tpot_s=0.03,
+            token_ids=(1, 2, 3),
+            prompt_token_ids=(4, 5),
+            acceptance=Acceptance.from_histogram([4, 3, 1]),
+        ),
         record("1", text="line\u2028separator\nand newline", chunk_gaps_s=(0.1, 0.2)),
         record("2", error="500"),
     ]

@@ -1,6 +1,6 @@
-"""The whole pipeline on the real verifier with real vLLM, sharply: overfit one conversation, and serving must accept all of it.
+"""The whole pipeline on the real verifier with real vLLM: overfit one conversation, and serving must accept all of it.
 
-If training and serving differ in anything (alignment, rotary positions, norms, vocabulary maps), acceptance falls off here.
+If training and serving differ in anything (alignment, rotary positions, norms, vocabulary maps), it shows here.
 """
 
 import json
@@ -32,8 +32,8 @@ def work(verifier_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("pipeline")
     (path / "prompts.jsonl").write_text(json.dumps({"id": "sky", "source": "chat", "prompt": PROMPT}) + "\n")
     speculators(
-        "regenerate", "--verifier", verifier_dir, "--prompts", path / "prompts.jsonl", "--output", path / "answers.jsonl",
-        "--max-tokens", 128, "--enforce-eager",
+        "regenerate", "--verifier", verifier_dir, "--prompts", path / "prompts.jsonl",
+        "--output", path / "answers.jsonl", "--max-tokens", 128, "--enforce-eager",
     )  # fmt: skip
     speculators("prepare", "--verifier", verifier_dir, "--data", path / "answers.jsonl", "--output", path / "data")
     speculators(
@@ -52,8 +52,8 @@ def work(verifier_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def report(work: Path, verifier_dir: Path) -> dict:
     """The bench's report over the very prompt that the drafts know by heart."""
     speculators(
-        "bench", "--verifier", verifier_dir, "--runs-dir", work, "--compare", "eagle3,dflash", "--tasks", work / "prompts.jsonl",
-        "--max-tokens", 128, "--output", work / "bench", "--enforce-eager",
+        "bench", "--verifier", verifier_dir, "--runs-dir", work, "--compare", "eagle3,dflash",
+        "--tasks", work / "prompts.jsonl", "--max-tokens", 128, "--output", work / "bench", "--enforce-eager",
     )  # fmt: skip
     return json.loads((work / "bench" / "report.json").read_text())
 
@@ -61,7 +61,9 @@ def report(work: Path, verifier_dir: Path) -> dict:
 @pytest.mark.parametrize("algorithm", STEPS)
 def test_an_overfit_draft_is_accepted_whole_when_served(work, report, algorithm):
     rows = [json.loads(line) for line in (work / "bench" / "requests.jsonl").read_text().splitlines()]
-    accepted = [Acceptance(**row["acceptance"]) for row in rows if row["variant"] == algorithm and row.get("acceptance")]
+    accepted = [
+        Acceptance(**row["acceptance"]) for row in rows if row["variant"] == algorithm and row.get("acceptance")
+    ]
     assert accepted, "the server's own acceptance numbers are in the records"
     total = sum(accepted[1:], start=accepted[0])
     assert total.length >= total.num_speculative_tokens + 1 - 0.2
@@ -70,7 +72,9 @@ def test_an_overfit_draft_is_accepted_whole_when_served(work, report, algorithm)
 @pytest.mark.parametrize("algorithm", STEPS)
 def test_replay_predicts_what_the_server_accepted(work, verifier_dir, report, algorithm):
     predicted = json.loads(
-        speculators("replay", work / algorithm, "--verifier", verifier_dir, "--answers", work / "answers.jsonl", "--json")
+        speculators(
+            "replay", work / algorithm, "--verifier", verifier_dir, "--answers", work / "answers.jsonl", "--json"
+        )
     )
     rows = [json.loads(line) for line in (work / "bench" / "requests.jsonl").read_text().splitlines()]
     served = [Acceptance(**row["acceptance"]) for row in rows if row["variant"] == algorithm and row.get("acceptance")]

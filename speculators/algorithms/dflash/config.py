@@ -33,7 +33,9 @@ class DFlashConfig(DraftConfig):
         return self
 
     @classmethod
-    def from_options(cls, verifier: Verifier, options: "TrainOptions", aux_layer_ids: tuple[int, ...]) -> "DFlashConfig":
+    def from_options(
+        cls, verifier: Verifier, options: "TrainOptions", aux_layer_ids: tuple[int, ...]
+    ) -> "DFlashConfig":
         """A draft of the verifier's own shape, as the run's options ask for."""
         return cls(
             **cls.shape_of(verifier, options.draft_vocab_size),
@@ -65,7 +67,7 @@ class DFlashConfig(DraftConfig):
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         H, A, D = self.hidden_size, len(self.aux_layer_ids), self.draft_vocab_size
         shapes: dict[str, tuple[int, ...]] = {"fc.weight": (H, A * H), "hidden_norm.weight": (H,), "norm.weight": (H,)}
-        if D != self.vocab_size:
+        if self.vocab_size != D:
             shapes |= {"lm_head.weight": (D, H), "d2t": (D,), "t2d": (self.vocab_size,)}
         q, kv, I = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim, self.intermediate_size  # noqa: E741
         for n in range(self.num_layers):

@@ -8,12 +8,15 @@ def choose(verifier: Verifier, asked: int | None) -> int:
     """The mask token's id: `asked` if given, else an unused special token, else an id past the tokenizer's last token.
 
     Raises:
-        UserError: the token asked for is outside the vocabulary, or pad, EOS or BOS; or none was asked for and none is free.
+        UserError: the token asked for is outside the vocabulary, or pad, EOS or BOS; or none is free.
     """
     taken = {*verifier.eos_token_ids, verifier.pad_token_id, verifier.bos_token_id}
     if asked is not None:
         if not 0 <= asked < verifier.vocab_size:
-            raise UserError(f"--mask-token-id: {asked} is outside the verifier's vocabulary; allowed are 0 to {verifier.vocab_size - 1}.")
+            raise UserError(
+                f"--mask-token-id: {asked} is outside the verifier's vocabulary; "
+                f"allowed are 0 to {verifier.vocab_size - 1}."
+            )
         if asked in taken:
             raise UserError(
                 f"--mask-token-id: {asked} is the verifier's pad, EOS or BOS token, which text contains; "
@@ -29,4 +32,7 @@ def choose(verifier: Verifier, asked: int | None) -> int:
         return free[-1]
     if len(tokenizer) < verifier.vocab_size:
         return len(tokenizer)
-    raise UserError(f"--mask-token-id: the tokenizer of {verifier.path} has no unused special token; name a token that never occurs.")
+    raise UserError(
+        f"--mask-token-id: the tokenizer of {verifier.path} has no unused special token; "
+        "name a token that never occurs."
+    )

@@ -54,7 +54,7 @@ class DFlashModel(nn.Module):
     def forward(
         self, aux_TAH: Tensor, positions_T: Tensor, embeds_ABH: Tensor, start_A: Tensor, anchor_A: Tensor
     ) -> Tensor:
-        """[A, B, H], after the final norm. `anchor_A` are row indices, sorted; `start_A` their documents' first rows."""
+        """[A, B, H], after the final norm. `anchor_A`: sorted rows; `start_A`: first rows of their documents."""
         context_TH = self.hidden_norm(self.fc(linear_input(aux_TAH.flatten(1))))
         A, B, _ = embeds_ABH.shape
         context_rotary = self.rotary.rows(positions_T)

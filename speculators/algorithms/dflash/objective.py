@@ -60,7 +60,7 @@ class DFlash(TrainedDraft, Algorithm):
         return StepOutput(loss, len(position), self.histogram_of(correct, real), metrics)
 
     def _sample_anchors(self, documents: Documents, generator: torch.Generator) -> tuple[Tensor, int]:
-        """Up to `max_anchors` anchors whose next token is supervised, sorted, and how many there were to choose from."""
+        """Up to `max_anchors` anchors whose next token is supervised, sorted; and how many there were in all."""
         candidates = documents.shifted(documents.supervised, 1, False).nonzero()[:, 0]
         chosen = torch.randperm(len(candidates), generator=generator)[: self.options.max_anchors].sort().values
         return candidates[chosen.to(candidates.device)], len(candidates)
@@ -79,7 +79,9 @@ class DFlash(TrainedDraft, Algorithm):
         truth = torch.stack([documents.shifted(batch.ids, s, -1) for s in range(1, K + 1)], dim=1)
         accepted = []
         for anchors in torch.arange(len(batch.ids), device=batch.ids.device).split(256):
-            drafted = self.draft_token_ids[greedy_tokens(self._blocks(batch, documents, anchors)[:, 1:].flatten(0, 1), self.head)]
+            drafted = self.draft_token_ids[
+                greedy_tokens(self._blocks(batch, documents, anchors)[:, 1:].flatten(0, 1), self.head)
+            ]
             accepted.append((drafted.unflatten(0, (-1, K)) == truth[anchors]).long().cumprod(dim=1).sum(dim=1))
         return torch.cat(accepted)
 

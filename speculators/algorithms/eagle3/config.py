@@ -25,7 +25,9 @@ class Eagle3Config(DraftConfig):
     norm_output: bool = False
 
     @classmethod
-    def from_options(cls, verifier: Verifier, options: "TrainOptions", aux_layer_ids: tuple[int, ...]) -> "Eagle3Config":
+    def from_options(
+        cls, verifier: Verifier, options: "TrainOptions", aux_layer_ids: tuple[int, ...]
+    ) -> "Eagle3Config":
         """A draft of the verifier's own shape, as the run's options ask for."""
         return cls(
             **cls.shape_of(verifier, options.draft_vocab_size),
@@ -61,7 +63,7 @@ class Eagle3Config(DraftConfig):
             "norm.weight": (H,),
             "lm_head.weight": (D, H),
         }
-        if D != self.vocab_size:
+        if self.vocab_size != D:
             shapes |= {"d2t": (D,), "t2d": (self.vocab_size,)}
         if self.norm_before_fc:
             shapes["input_norm.weight"] = (A * H,)

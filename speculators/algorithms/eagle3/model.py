@@ -78,7 +78,9 @@ class Eagle3Model(nn.Module):
             flat = self.input_norm(flat)
         return self.fc(linear_input(flat))
 
-    def first_step(self, embeds_TH: Tensor, hidden_TH: Tensor, slots: Slots, all_slots: Slots) -> tuple[Tensor, "Chain"]:
+    def first_step(
+        self, embeds_TH: Tensor, hidden_TH: Tensor, slots: Slots, all_slots: Slots
+    ) -> tuple[Tensor, "Chain"]:
         """Step 0. Keys and values are made for every slot; the last layer answers only for the selected ones.
 
         Returns the residual stream [S, H] of the selected slots, and the chain that further steps extend.

@@ -1,4 +1,4 @@
-"""Training-time test (EAGLE-3, section 3.2): unroll the chain from every supervised slot and match the verifier at each step."""
+"""Training-time test (EAGLE-3, section 3.2): unroll every supervised slot's chain, match the verifier at each step."""
 
 from typing import TYPE_CHECKING
 
@@ -57,8 +57,10 @@ class Eagle3(TrainedDraft, Algorithm):
         covered = Metric(float(targets[0].ge(0).sum()), float(max(1, int(real[0].sum()))))
         return StepOutput(loss, len(joined.position), histogram, {"in_draft_vocab": covered})
 
-    def _unroll(self, batch: Batch, documents: Documents, index: Tensor, drafted: list[Tensor] | None = None) -> list[Tensor]:
-        """Head inputs [S, H] of each step. Teacher-forced, or on the draft's own tokens when `drafted` is a list to fill."""
+    def _unroll(
+        self, batch: Batch, documents: Documents, index: Tensor, drafted: list[Tensor] | None = None
+    ) -> list[Tensor]:
+        """Head inputs [S, H] of each step; teacher-forced, or on its own tokens when `drafted` is a list to fill."""
         everything = torch.arange(len(batch.ids), device=batch.ids.device)
         all_slots = Slots(everything, documents.start, self.module.rotary.rows(batch.positions))
         slots = Slots(index, documents.start[index], all_slots.rotary[index])
