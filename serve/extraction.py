@@ -58,7 +58,7 @@ def extraction_endpoint(
             options.verifier,
             aux_layer_ids,
             storage,
-            extra_args=("--enforce-eager", "--max-model-len", str(longest + 1)),
+            extra_args=("--max-model-len", str(longest + 1), *(("--enforce-eager",) if options.eager else ())),
             tensor_parallel_size=options.tensor_parallel_size,
             vllm=options.vllm,
         )

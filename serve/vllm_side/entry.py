@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 GUARDED = "SPECULATORS_GUARD"
 ASKED_S = 10.0
-ORPHANED_S = 1.0
+ORPHANED_S = 5.0
 
 
 def guard_group() -> None:

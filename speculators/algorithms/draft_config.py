@@ -20,7 +20,7 @@ class Recipe(NamedTuple):
     `adamw_lr` is for what is not a matrix."""
 
     optimizer: Literal["adamw", "muon"] = "adamw"
-    muon_lr: float = 3e-3
+    muon_lr: float = 5e-3
     adamw_lr: float = 1e-3
 
 

@@ -27,7 +27,8 @@ class ExtractOptions(Strict):
     storage_path: Path | None = Field(
         None, description="Where the extraction server writes its files; by default under /dev/shm, removed at the end."
     )
-    concurrency: int = Field(8, ge=1, description="Requests in flight.")
+    concurrency: int = Field(32, ge=1, description="Requests in flight; more of them fill vLLM's batches better.")
+    eager: bool = Field(True, description="--no-eager: vLLM compiles first, minutes that pay for large data only.")
     tensor_parallel_size: int | None = Field(
         None, ge=1, description="Devices for the server.", json_schema_extra={"flags": ["-tp"]}
     )

@@ -10,6 +10,9 @@ from pathlib import Path
 MAIN = """
 import http.server, json, os, subprocess, sys, time
 
+CHILD = "import os, sys, time\\nparent = os.getppid()\\nwhile os.getppid() == parent: time.sleep(0.05)\\n" \\
+    "time.sleep(float(sys.argv[1]))"
+
 def main():
     args = sys.argv[1:]
     port = int(args[args.index("--port") + 1])
@@ -20,7 +23,8 @@ def main():
         print("(EngineCore pid=7) ERROR 12-01 08:46:07 [core.py:133] ValueError: No room for the KV cache")
         print("RuntimeError: Engine core initialization failed. See root cause above.")
         return 1
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    stays = "600" if mode == "orphan" else "0.2"  # after its parent's end
+    child = subprocess.Popen([sys.executable, "-c", CHILD, stays])
     open(os.environ["FAKE_PIDS"], "w").write(f"{os.getpid()} {child.pid}")
 
     class Handler(http.server.BaseHTTPRequestHandler):

@@ -53,6 +53,14 @@ def test_the_block_gets_an_endpoint_and_leaves_no_process(place, pids, tmp_path)
     assert not endpoint.health()
 
 
+def test_a_child_that_outlives_the_server_is_ended(place, pids, tmp_path, monkeypatch):
+    monkeypatch.setenv("FAKE_VLLM", "orphan")
+    with running(spec(place), tmp_path / "log"):
+        leader, child = pids()
+    assert not group_members(leader)
+    assert not alive(child)
+
+
 def test_an_exception_in_the_block_leaves_no_process(place, pids, tmp_path):
     def interrupted():
         with running(spec(place), tmp_path / "log"):
@@ -82,7 +90,7 @@ def test_a_starter_that_is_killed_leaves_no_process(place, pids, tmp_path, numbe
     leader, child = pids()
     starter.send_signal(number)
     starter.wait()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 20
     while group_members(leader) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not alive(leader)
