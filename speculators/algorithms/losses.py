@@ -110,7 +110,7 @@ def _chunk(
         if mix.kl_div:
             expected = (p.to(W_DH.dtype) @ W_DH).float()[index]
             negative_entropy = torch.linalg.vecdot(p, verifier_z) - _log_norm(verifier_z, p)
-            losses += mix.kl_div * (negative_entropy[index] + log_norm - torch.linalg.vecdot(expected, h_xH.float()))
+            losses += mix.kl_div * (negative_entropy[index] + log_norm - torch.linalg.vecdot(p[index], z))
             dh -= mix.kl_div * expected
         if mix.tv:
             difference = q - p[index]

