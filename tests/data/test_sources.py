@@ -65,7 +65,7 @@ def test_what_was_dropped_for_a_benchmark_is_counted_by_source():
     prompts, counts = mix(100)
     assert {name: c.dropped_for_benchmark for name, c in counts.items()} == {"chat": 0, "math": 1, "code": 0}
     assert "math question number 7 please" not in {p.text for p in prompts}
-    assert {name: c.written for name, c in counts.items()} == {"chat": 30, "math": 40, "code": 30}
+    assert {name: c.written for name, c in counts.items()} == {"chat": 20, "math": 45, "code": 35}
 
 
 def test_more_prompts_than_there_are_is_refused():
