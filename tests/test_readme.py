@@ -1,12 +1,10 @@
 """What the README claims about the repository is kept true by these."""
 
-import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "docs"))
+import tree
 
-import tree  # noqa: E402
+ROOT = Path(__file__).parent.parent
 
 
 def test_the_tree_in_the_readme_lists_every_file_with_what_it_is():
