@@ -19,7 +19,7 @@ class Recipe(NamedTuple):
     """How an algorithm is trained unless the options say otherwise: peak learning rates of both optimizers; with muon,
     `adamw_lr` is for what is not a matrix."""
 
-    optimizer: Literal["adamw", "muon"] = "adamw"
+    optimizer: Literal["adamw", "muon"] = "muon"
     muon_lr: float = 5e-3
     adamw_lr: float = 1e-3
 

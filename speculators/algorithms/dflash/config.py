@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field, model_validator
 
 from speculators.algorithms.dflash import mask_token
-from speculators.algorithms.draft_config import DraftConfig, Recipe
+from speculators.algorithms.draft_config import DraftConfig
 from speculators.verifier import Verifier
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ class DFlashConfig(DraftConfig):
     algorithm: ClassVar[str] = "dflash"
     layer_model_type: ClassVar[str] = "qwen3"
     aux_layer_ids_key: ClassVar[str] = "aux_hidden_state_layer_ids"
-    recipe: ClassVar[Recipe] = Recipe(optimizer="muon")
 
     block_size: int = Field(8, ge=2)
     mask_token_id: int = Field(ge=0)
