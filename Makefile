@@ -30,7 +30,7 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -m "not e2e and not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not e2e and not gpu" -n 2
 
 test: check
 	$(BIN)/python -m pytest -m e2e --durations=15
