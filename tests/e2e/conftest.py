@@ -1,4 +1,4 @@
-"""What the end-to-end tests share: the real default verifier, fetched once into the user's cache."""
+"""What the end-to-end tests share: the real default verifier, fetched once into the user's cache, and time enough."""
 
 from pathlib import Path
 
@@ -6,6 +6,16 @@ import pytest
 
 from speculators.data.sources import fetch_verifier
 from speculators.wheels import cache_directory
+
+# Machines differ, and several servers start in one test; this only ends what hangs.
+_TIMEOUT_S = 2400
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give every test of this folder its own limit."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.timeout(_TIMEOUT_S))
 
 
 @pytest.fixture(scope="session")
