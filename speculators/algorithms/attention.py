@@ -9,7 +9,8 @@ nothing of size queries x keys is kept.
 Shapes: G groups, B queries and M own keys a group, T context rows, N heads, K key/value heads, R = N / K, D head size.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -40,12 +41,12 @@ def grouped_attention(
     Groups must be sorted so that `start` does not decrease and, for equal `start`, neither does `limit` (documents in
     order, early anchors first). Scores are scaled by D ** -0.5. M may be 0, but each group must see at least one key.
     """
-    if q_GBND.is_cuda:
-        return _flex(q_GBND, k_TKD, v_TKD, k_GMKD, v_GMKD, start_G, limit_G)
-    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else q_GBND.dtype
-    inputs = [t.to(dtype) for t in (q_GBND, k_TKD, v_TKD, k_GMKD, v_GMKD)]
-    with torch.autocast("cpu", enabled=False):
-        out: Tensor = _Pieces.apply(*inputs, start_G, limit_G)
+    device = q_GBND.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else q_GBND.dtype
+    q, k, v, k_own, v_own = (t.to(dtype) for t in (q_GBND, k_TKD, v_TKD, k_GMKD, v_GMKD))
+    attend = _flex if device == "cuda" else _Pieces.apply
+    with torch.autocast(device, enabled=False):
+        out: Tensor = attend(q, k, v, k_own, v_own, start_G, limit_G)
     return out
 
 
@@ -148,11 +149,18 @@ class _Pieces(torch.autograd.Function):
         return _from_kv_head(dq, ctx.B), *context_grads, *own_grads, None, None
 
 
+@cache
+def _compiled_flex() -> Callable[..., Tensor]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=True)
+
+
 def _flex(
     q: Tensor, k_context: Tensor, v_context: Tensor, k_own: Tensor, v_own: Tensor, start: Tensor, limit: Tensor
 ) -> Tensor:
     """The same as one FlexAttention call over [context rows, all own keys] under the block mask of `visible`."""
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+    from torch.nn.attention.flex_attention import create_block_mask
 
     G, B, N, D = q.shape
     T, M = k_context.shape[0], k_own.shape[1]
@@ -164,5 +172,5 @@ def _flex(
     keys = torch.cat([k_context, k_own.flatten(0, 1)]).transpose(0, 1)[None]
     values = torch.cat([v_context, v_own.flatten(0, 1)]).transpose(0, 1)[None]
     queries = q.flatten(0, 1).transpose(0, 1)[None]
-    out = torch.compile(flex_attention)(queries.to(keys.dtype), keys, values, block_mask=block_mask, enable_gqa=True)
+    out = _compiled_flex()(queries, keys, values, block_mask=block_mask, enable_gqa=True)
     return out[0].transpose(0, 1).reshape(G, B, N, D)

@@ -71,3 +71,21 @@ def test_a_block_sees_neither_its_anchor_row_nor_later_context_nor_another_block
         *[[1, k] for k in (0, 1, 2, 10, 11)],
         *[[2, k] for k in (4, 5, 12, 13)],
     ]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", CASES)
+def test_flex_attention_equals_the_pieces_in_values_and_gradients(name):
+    G, B, M, start, limit = CASES[name]
+    start, limit = torch.tensor(start), torch.tensor(limit)
+    on_cpu = inputs(G, B, M, T=15)
+    on_gpu = [t.detach().cuda().requires_grad_() for t in on_cpu]
+    pieces = grouped_attention(*on_cpu, start, limit)
+    flex = grouped_attention(*on_gpu, start.cuda(), limit.cuda())
+    torch.testing.assert_close(flex.cpu(), pieces, atol=1e-3, rtol=1e-3)
+    pieces.sum().backward()
+    flex.sum().backward()
+    for got, wanted in zip(on_gpu, on_cpu, strict=True):
+        if wanted.numel():
+            torch.testing.assert_close(got.grad.cpu(), wanted.grad, atol=1e-3, rtol=1e-3)
