@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from speculators.algorithms import attention
 from speculators.algorithms.attention import grouped_attention, visible
 
 K, N, D = 2, 6, 8
@@ -71,6 +72,19 @@ def test_a_block_sees_neither_its_anchor_row_nor_later_context_nor_another_block
         *[[1, k] for k in (0, 1, 2, 10, 11)],
         *[[2, k] for k in (4, 5, 12, 13)],
     ]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_flex_attention_has_the_same_mask_and_layout(name, monkeypatch):
+    """Its forward pass runs on CPUs too, uncompiled; so what a GPU would compute is compared here."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    monkeypatch.setattr(attention, "_compiled_flex", lambda: flex_attention)
+    G, B, M, start, limit = CASES[name]
+    start, limit = torch.tensor(start), torch.tensor(limit)
+    tensors = [t.detach() for t in inputs(G, B, M, T=15)]
+    pieces = grouped_attention(*tensors, start, limit)
+    torch.testing.assert_close(attention._flex(*tensors, start, limit), pieces, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.gpu
