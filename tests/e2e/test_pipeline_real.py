@@ -16,7 +16,8 @@ from speculators.acceptance import Acceptance
 pytestmark = pytest.mark.e2e
 
 PROMPT = "Explain in a few sentences why the sky is blue, and then write a short Python function that adds two numbers."
-STEPS = {"eagle3": ["--max-steps", "250"], "dflash": ["--max-steps", "350"]}
+# Hard labels: the text itself is to be known by heart, also where the verifier hesitated between two tokens.
+STEPS = {name: ["--max-steps", "100", "--loss-fn", "ce"] for name in ("eagle3", "dflash")}
 
 
 def speculators(*arguments: object) -> str:
