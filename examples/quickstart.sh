@@ -14,7 +14,7 @@ export HF_HUB_OFFLINE=1
 mkdir -p "$OUT"
 
 # Nothing that was started here outlives this script.
-trap 'kill $(jobs -p) 2>/dev/null; wait' EXIT
+trap 'jobs -p | xargs -r kill 2>/dev/null || true; wait' EXIT
 
 stage() { # stage NAME COMMAND...: run it, and note the seconds it took
   local name=$1 started=$SECONDS
