@@ -5,6 +5,8 @@ PYTHON ?= python3
 SIZE ?= default
 BIN := .venv/bin
 STAMP := .venv/.installed
+# No hub is asked for anything: models and data come from pinned packages.
+export HF_HUB_OFFLINE := 1
 
 .PHONY: setup check test quickstart clean
 .DEFAULT_GOAL := help
