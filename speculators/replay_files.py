@@ -1,6 +1,5 @@
 """`speculators replay` on files: opens draft, verifier and text, walks, and writes the prediction."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -79,7 +78,7 @@ def predict(options: ReplayOptions) -> Prediction:
     ]
     prediction = Prediction.of(name, predictions, algorithm.config.num_speculative_tokens)
     if options.output:
-        write_json(options.output, json.loads(prediction.model_dump_json()))
+        write_json(options.output, prediction)
     return prediction
 
 

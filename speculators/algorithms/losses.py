@@ -107,13 +107,14 @@ def _chunk(
         unique, index = torch.unique_consecutive(position_x, return_inverse=True)
         verifier_z = head.verifier_logits(normed_PH[unique])
         p = torch.softmax(verifier_z, dim=-1)
+        p_xD = p[index]
         if mix.kl_div:
             expected = (p.to(W_DH.dtype) @ W_DH).float()[index]
             negative_entropy = torch.linalg.vecdot(p, verifier_z) - _log_norm(verifier_z, p)
-            losses += mix.kl_div * (negative_entropy[index] + log_norm - torch.linalg.vecdot(p[index], z))
+            losses += mix.kl_div * (negative_entropy[index] + log_norm - torch.linalg.vecdot(p_xD, z))
             dh -= mix.kl_div * expected
         if mix.tv:
-            difference = q - p[index]
+            difference = q - p_xD
             losses += mix.tv * 0.5 * difference.abs().sum(-1)
             g = difference.sign_().mul_(0.5)
             dz = q * (g - torch.linalg.vecdot(q, g)[:, None])
