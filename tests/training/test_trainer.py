@@ -72,12 +72,14 @@ def test_interrupted_while_validating_it_validates_that_step_when_continued(root
 
 
 def test_the_first_signal_asks_the_second_ends_at_once():
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
     with StopRequest() as stop:
         signal.raise_signal(signal.SIGTERM)
         assert stop.asked
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert [signal.getsignal(number) for number in numbers] == before
 
 
 def test_a_finished_run_started_again_gives_its_result_without_training(root: Path):
