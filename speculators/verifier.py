@@ -107,6 +107,11 @@ class Verifier(Strict):
                 f"{directory / 'config.json'}: the key {error} is missing; is this a model's config?"
             ) from None
 
+    @property
+    def made_with(self) -> str:
+        """Names weights, config and chat template: what tokens of a conversation were made with."""
+        return f"{self.revision}/{self.template_hash}"
+
     @cached_property
     def tokenizer(self) -> Any:
         """The tokenizer (transformers is imported on first use, torch is not needed)."""

@@ -19,6 +19,8 @@ def _text(summary: PrepareSummary) -> str:
         lines.append(
             f"  {name}: {stats.samples} samples, {stats.tokens} tokens, {stats.supervised_tokens} of them supervised"
         )
+    if summary.ready_tokens:
+        lines.append(f"  rows that brought their own tokens, taken as they are: {summary.ready_tokens}")
     if summary.cut_to_max_length:
         lines.append(f"  cut to --max-length: {summary.cut_to_max_length}")
     if summary.split_into_turns:

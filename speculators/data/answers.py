@@ -21,12 +21,19 @@ class Pending(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """A conversation whose every asked turn is answered; token counts are summed over its requests."""
+    """A conversation whose every asked turn is answered; token counts are summed over its requests.
+
+    Attributes:
+        input_ids, loss_mask: the very tokens that the verifier read and wrote, 1 where it wrote. Text does not always
+            tokenise back into them. None when the server tells no ids, or renders earlier turns anew later on.
+    """
 
     messages: list[dict[str, Any]]
     finish_reason: str
     completion_tokens: int
     prompt_tokens: int
+    input_ids: list[int] | None = None
+    loss_mask: list[int] | None = None
 
 
 class Failed(NamedTuple):
@@ -49,7 +56,9 @@ def answer_all(
 
     url = f"{base_url.rstrip('/')}/v1"
     client = openai.OpenAI(base_url=url, api_key="none", max_retries=RETRIES, timeout=REQUEST_TIMEOUT_S)
-    ask = partial(client.chat.completions.create, model=model, max_tokens=max_tokens, temperature=temperature)
+    ask = _with_token_ids(
+        partial(client.chat.completions.create, model=model, max_tokens=max_tokens, temperature=temperature)
+    )
     todo: queue.SimpleQueue[Pending] = queue.SimpleQueue()
     done: queue.SimpleQueue[tuple[Pending, Answered | Failed | UserError]] = queue.SimpleQueue()
     stop = threading.Event()
@@ -81,17 +90,37 @@ def answer_all(
         stop.set()
 
 
+def _with_token_ids(create: Any) -> Any:
+    """Ask for token ids, which vLLM gives; a server that refuses the unknown option is not asked for them again."""
+    import openai
+
+    refused = threading.Event()
+
+    def ask(messages: list[dict[str, Any]]) -> Any:
+        if not refused.is_set():
+            try:
+                return create(messages=messages, extra_body={"return_token_ids": True})
+            except openai.BadRequestError as error:
+                if "return_token_ids" not in str(error):
+                    raise
+                refused.set()
+        return create(messages=messages)
+
+    return ask
+
+
 def _converse(ask: Any, asked: Sequence[dict[str, Any]]) -> Answered:
     """Answer each user turn in turn. An answer cut at its limit ends the conversation: the verifier would not have gone
     on from there."""
     messages: list[dict[str, Any]] = []
     completion_tokens = prompt_tokens = 0
     finish_reason = "stop"
+    tokens = _Tokens([], [], exact=True)
     for message in asked:
         messages.append({"role": message["role"], "content": message["content"]})
         if message["role"] != "user":
             continue
-        response = ask(messages=messages)
+        response = ask(messages)
         choice = response.choices[0]
         finish_reason = choice.finish_reason
         if finish_reason not in ("stop", "length"):
@@ -99,6 +128,22 @@ def _converse(ask: Any, asked: Sequence[dict[str, Any]]) -> Answered:
         messages.append({"role": "assistant", "content": choice.message.content or ""})
         completion_tokens += response.usage.completion_tokens
         prompt_tokens += response.usage.prompt_tokens
+        tokens = tokens.then(getattr(response, "prompt_token_ids", None), getattr(choice, "token_ids", None))
         if finish_reason == "length":
             break
-    return Answered(messages, finish_reason, completion_tokens, prompt_tokens)
+    ids, mask = (tokens.ids, tokens.mask) if tokens.exact else (None, None)
+    return Answered(messages, finish_reason, completion_tokens, prompt_tokens, ids, mask)
+
+
+class _Tokens(NamedTuple):
+    """What the verifier has read and written so far; `exact` as long as every request told it and went on from it."""
+
+    ids: list[int]
+    mask: list[int]
+    exact: bool
+
+    def then(self, prompt: list[int] | None, answer: list[int] | None) -> "_Tokens":
+        if not self.exact or not prompt or not answer or prompt[: len(self.ids)] != self.ids:
+            return self._replace(exact=False)
+        read = [0] * (len(prompt) - len(self.ids))
+        return _Tokens([*prompt, *answer], [*self.mask, *read, *[1] * len(answer)], exact=True)

@@ -79,10 +79,19 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
         raise UserError(f"{path}: files ending in {path.suffix!r} are not known; use .jsonl, .json or .parquet.")
 
 
-def parse_row(row: dict[str, Any]) -> Conversation | ReadyTokens | Dropped:
-    """Recognise a row's shape. Messages after the last answer are left off: nobody wrote a target there."""
+def parse_row(row: dict[str, Any], made_with: str | None = None) -> Conversation | ReadyTokens | Dropped:
+    """Recognise a row's shape. Messages after the last answer are left off: nobody wrote a target there.
+
+    Args:
+        row: one object of a data file.
+        made_with: `Verifier.made_with` of the verifier that the data are for: ready tokens of a row that names another
+            are passed over, its text is used. None trusts them all.
+    """
     if row.get("input_ids") is not None and row.get("loss_mask") is not None:
-        return _ready(row)
+        if made_with is None or row.get("made_with", made_with) == made_with:
+            return _ready(row)
+        if not (row.get("messages") or row.get("conversations") or row.get("prompt")):
+            return Dropped("tokens of another verifier or chat template, and no text")
     messages = to_messages(row, with_response=True)
     if isinstance(messages, Dropped):
         return messages

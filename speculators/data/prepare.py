@@ -58,6 +58,7 @@ class PrepareSummary(Strict):
 
     output: str
     rows: int
+    ready_tokens: int
     cut_to_max_length: int
     split_into_turns: int
     dropped: dict[str, int]
@@ -104,6 +105,7 @@ def prepare(options: PrepareOptions) -> PrepareSummary:
     return PrepareSummary(
         output=str(options.output),
         rows=tally["rows"],
+        ready_tokens=tally["exact"],
         cut_to_max_length=tally["cut"],
         split_into_turns=tally["split"],
         dropped=dict(dropped.most_common()),
@@ -141,7 +143,7 @@ def _samples(
     """Samples of all files; counts rows, cuts and splits in `tally` and every loss with its reason in `dropped`."""
     seen: set[str] = set()
     for row in _with_progress(options.data, tally):
-        parsed = parse_row(row)
+        parsed = parse_row(row, verifier.made_with)
         if isinstance(parsed, Dropped):
             dropped[parsed.reason] += 1
             continue
@@ -151,6 +153,7 @@ def _samples(
             dropped[f"refused by the chat template ({error})"] += 1
             continue
         tally["split"] += len(rows) > 1
+        tally["exact"] += isinstance(parsed, ReadyTokens)
         for ids, mask in rows:
             tally["cut"] += len(ids) > options.max_length
             ids, mask = ids[: options.max_length], mask[: options.max_length]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from pydantic import Field
 
-from speculators.data.answers import Failed, Pending, answer_all
+from speculators.data.answers import Answered, Failed, Pending, answer_all
 from speculators.data.conversations import Dropped, conversation_id, read_rows, to_messages
 from speculators.errors import UserError
 from speculators.schema import Strict, read_json, write_json
@@ -109,6 +109,7 @@ def regenerate(todo: Plan, options: RegenerateOptions, base_url: str, model: str
     failures = options.output.with_name(f"{options.output.name}.failures.jsonl")
     failures.unlink(missing_ok=True)
     options.output.parent.mkdir(parents=True, exist_ok=True)
+    made_with = Verifier.read(options.verifier).made_with
     answered = failed = tokens = 0
     error = ""
     with options.output.open("a", encoding="utf-8") as output, _Progress(len(todo.pending)) as progress:
@@ -129,7 +130,7 @@ def regenerate(todo: Plan, options: RegenerateOptions, base_url: str, model: str
             else:
                 answered += 1
                 tokens += outcome.completion_tokens
-                _append(output, {"id": prompt.conversation_id, "source": prompt.source, **outcome._asdict()})
+                _append(output, _row(prompt, outcome, made_with))
             progress.show(answered + failed, tokens, failed)
     if failed and not answered + todo.answered_before:
         raise UserError(f"{base_url}: refused all {failed} prompts, the last one with: {error}; see {failures}.")
@@ -183,6 +184,14 @@ def _answered(output: Path) -> set[str]:
         with output.open("r+b") as file:
             file.truncate(whole)
     return {str(json.loads(line)["id"]) for line in data[:whole].split(b"\n") if line}
+
+
+def _row(prompt: Pending, outcome: Answered, made_with: str) -> dict[str, Any]:
+    """The answer as `prepare` reads it: exact tokens where the server told them, the text in any case."""
+    fields = {"id": prompt.conversation_id, "source": prompt.source, **outcome._asdict()}
+    if outcome.input_ids is None:
+        return {name: value for name, value in fields.items() if name not in ("input_ids", "loss_mask")}
+    return {**fields, "made_with": made_with}
 
 
 def _append(file: Any, row: dict[str, Any]) -> None:

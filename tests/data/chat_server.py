@@ -7,10 +7,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class ChatServer:
-    """Answers "<n> <last user message>\\n" where n counts the messages it was sent; some prompts misbehave."""
+    """Answers "<n> <last user message>\\n" where n counts the messages it was sent; some prompts misbehave.
 
-    def __init__(self, delay_s=0.0):
+    `token_ids` is what it does when asked for them: "ignore", "refuse" or "tell". A prompt's ids are then the bytes of
+    its messages' contents, an answer's those of its text; with "tell anew" a later turn sees earlier ones in capitals.
+    """
+
+    def __init__(self, delay_s=0.0, token_ids="ignore"):
         self.requests = []
+        self.token_ids = token_ids
         self.delay_s = delay_s
         outer = self
 
@@ -41,13 +46,24 @@ class ChatServer:
 
     def respond(self, request):
         text = request["messages"][-1]["content"]
+        asked_for_ids = request.get("return_token_ids")
+        if asked_for_ids and self.token_ids == "refuse":
+            return 400, {"error": {"message": "unknown: return_token_ids", "type": "BadRequestError", "code": 400}}
         if "refuse" in text:
             return 400, {"error": {"message": "too long", "type": "BadRequestError", "code": 400}}
         finish = "abort" if "abort" in text else "length" if "long" in text else "stop"
         message = {"role": "assistant", "content": f" {len(request['messages'])} {text}\n"}
         usage = {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
         choice = {"index": 0, "message": message, "finish_reason": finish}
+        told = {}
+        if asked_for_ids and self.token_ids.startswith("tell"):
+            seen = [
+                m["content"].upper() if "anew" in self.token_ids else m["content"] for m in request["messages"][:-1]
+            ]
+            told = {"prompt_token_ids": list("".join([*seen, text]).encode())}
+            choice["token_ids"] = list(message["content"].encode())
         return 200, {
+            **told,
             "id": "x",
             "object": "chat.completion",
             "created": 0,

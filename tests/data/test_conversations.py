@@ -111,3 +111,13 @@ def test_an_unreadable_file_is_named_with_its_line(tmp_path, name, text, sentenc
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(UserError, match="no such file"):
         list(read_rows(tmp_path / "absent.jsonl"))
+
+
+def test_ready_tokens_of_another_verifier_give_way_to_the_text():
+    row = {"input_ids": [5, 6], "loss_mask": [0, 1], "made_with": "old/template", "messages": chat("a", "b")}
+    assert isinstance(parse_row(row, "old/template"), ReadyTokens)
+    assert parse_row(row, "new/template").messages == chat("a", "b")
+    reason = parse_row({**row, "messages": None}, "new/template").reason
+    assert "another verifier or chat template" in reason
+    unnamed = {name: value for name, value in row.items() if name != "made_with"}
+    assert isinstance(parse_row(unnamed, "new/template"), ReadyTokens)

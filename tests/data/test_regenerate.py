@@ -9,6 +9,7 @@ from chatml_verifier import write_jsonl, write_verifier
 
 from speculators.data.regenerate import RegenerateOptions, plan, regenerate
 from speculators.errors import UserError
+from speculators.verifier import Verifier
 
 
 @pytest.fixture
@@ -77,6 +78,29 @@ def test_each_user_turn_is_answered_in_turn_and_foreign_answers_are_not_used(opt
     row = answers(given)["x"]
     assert [m["content"] for m in row["messages"]] == ["s", "a", " 2 a\n", "b", " 4 b\n"]
     assert (row["completion_tokens"], row["prompt_tokens"]) == (6, 10)
+
+
+def test_the_tokens_of_an_answer_are_kept_where_the_server_tells_them(options, server, verifier):
+    server.token_ids = "tell"
+    rows = [{"id": "a", "messages": [{"role": "user", "content": text} for text in ("one", "two")]}]
+    given = options(rows)
+    run(given, server)
+    row = answers(given)["a"]
+    texts = [message["content"] for message in row["messages"]]
+    assert bytes(row["input_ids"]).decode() == "".join(texts)
+    assert row["loss_mask"] == [int(i % 2) for i, text in enumerate(texts) for _ in text.encode()]
+    assert row["made_with"] == Verifier.read(verifier).made_with
+
+
+@pytest.mark.parametrize("token_ids", ["refuse", "ignore", "tell anew"])
+def test_without_the_tokens_of_every_turn_the_text_alone_is_kept(options, server, token_ids):
+    server.token_ids = token_ids
+    rows = [{"id": "a", "messages": [{"role": "user", "content": text} for text in ("one", "two")]}]
+    given = options(rows, concurrency=1)
+    summary = run(given, server)
+    assert (summary.answered, summary.failed) == (1, 0)
+    assert not {"input_ids", "loss_mask", "made_with"} & set(answers(given)["a"])
+    assert len(server.requests) == (3 if token_ids == "refuse" else 2), "a refusal is met once"
 
 
 def test_an_answer_cut_at_its_limit_ends_the_conversation(options, server):
