@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from bench.records import BASELINE, BenchRun, RequestRecord, Variant, read_records
+from bench.records import BASELINE, BenchRun, RequestKey, RequestRecord, Variant, read_records
 from speculators.prediction import Prediction
 from speculators.schema import read_json, write_text
 
@@ -28,17 +28,18 @@ def write_answers(directory: Path, run: BenchRun) -> int:
     """
     if run.conditions.temperature > 0:
         return 0
-    lines = [_line(record) for record in _walkable(read_records(directory))]
+    lines = [_line(record) for record in _walkable(read_records(directory), run.conditions.points[0])]
     if lines:
         write_text(directory / ANSWERS_FILE, "".join(lines))
     return len(lines)
 
 
-def _walkable(records: Iterable[RequestRecord]) -> list[RequestRecord]:
+def _walkable(records: Iterable[RequestRecord], point: str) -> list[RequestRecord]:
+    """One answer a prompt: the first one at the first load point."""
     return [
         record
         for record in records
-        if record.ok and (record.variant, record.turn, record.repeat) == (BASELINE, 0, 0)
+        if record.ok and record.key == RequestKey(BASELINE, record.task, record.prompt_id, 0, 0, point)
         if record.token_ids and record.prompt_token_ids
     ]
 

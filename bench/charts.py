@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from bench.compare import ALL_TASKS
-from bench.records import BASELINE
+from bench.compare import ALL_TASKS, Comparison
 from bench.report import Report
 from bench.summary import Cell
 
@@ -22,13 +21,17 @@ def color_index(report: Report, variant: str) -> int:
     return [v.name for v in report.variants].index(variant)
 
 
-def speed_up_chart(report: Report) -> Figure | None:
-    """Speed-up over the plain verifier: a row a task, a point with its 95 % interval a variant; None without any."""
-    variants = [name for name in report.measured if name != BASELINE]
-    rows = [row for row in reversed((*report.rows[-1:], *report.rows[:-1])) if _compared(report, row, variants)]
+def speed_up_chart(report: Report, load: str | None = None) -> Figure | None:
+    """Speed-up over the plain verifier at a load (the first): a row a task, a point with its 95 % interval a variant;
+    None without any."""
+    load = load or report.load_points[0]
+    compared = {(c.task, c.variant): c.speed_up for c in report.cells if c.point == load and c.speed_up}
+    variants = [name for name in report.measured if any(name == variant for _, variant in compared)]
+    found = {task for task, _ in compared}
+    rows = [row for row in reversed((*report.rows[-1:], *report.rows[:-1])) if row in found]
     if not rows:
         return None
-    traces = [_speed_up_trace(report, rows, variants, variant) for variant in variants]
+    traces = [_speed_up_trace(report, rows, variants, variant, compared) for variant in variants]
     band = {"type": "rect", "yref": "paper", "y0": 0, "y1": 1, "x0": 1 / (1 + report.margin), "x1": 1 + report.margin}
     line = {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "x0": 1, "x1": 1}
     layout = {
@@ -49,14 +52,16 @@ def speed_up_chart(report: Report) -> Figure | None:
     return {"data": traces, "layout": layout}
 
 
-def _compared(report: Report, row: str, variants: Sequence[str]) -> bool:
-    return any((cell := report.cell(row, variant)) and cell.speed_up for variant in variants)
-
-
-def _speed_up_trace(report: Report, rows: Sequence[str], variants: Sequence[str], variant: str) -> Figure:
+def _speed_up_trace(
+    report: Report,
+    rows: Sequence[str],
+    variants: Sequence[str],
+    variant: str,
+    compared: dict[tuple[str, str], Comparison],
+) -> Figure:
     place = variants.index(variant)
     shift = ((len(variants) - 1) / 2 - place) * _ROW_SHARE / max(1, len(variants))
-    cells = [(y, c) for y, row in enumerate(rows) if (cell := report.cell(row, variant)) and (c := cell.speed_up)]
+    cells = [(y, c) for y, row in enumerate(rows) if (c := compared.get((row, variant)))]
     color = color_index(report, variant)
     return {
         "type": "scatter",
@@ -96,23 +101,10 @@ def position_charts(report: Report) -> dict[str, dict[str, Figure]]:
 
 
 def _position_figure(report: Report, cells: Sequence[Cell], kind: str, title: str) -> Figure:
-    traces = []
-    for cell in cells:
-        color = color_index(report, cell.variant)
-        rates = getattr(cell, kind)
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines+markers",
-                "name": cell.variant,
-                "meta": {"color": color},
-                "x": list(range(1, len(rates) + 1)),
-                "y": list(rates),
-                "line": {"dash": _DASHES[(color - 1) % len(_DASHES)], "width": 2},
-                "marker": {"size": 8, "symbol": _SYMBOLS[(color - 1) % len(_SYMBOLS)]},
-                "hovertemplate": "position %{x}: %{y:.1%}<extra>" + cell.variant.replace("%", "") + "</extra>",
-            }
-        )
+    traces = [
+        line_trace(report, cell.variant, list(enumerate(getattr(cell, kind), start=1)), "position %{x}: %{y:.1%}")
+        for cell in cells
+    ]
     longest = max(len(cell.marginal) for cell in cells)
     layout = {
         "height": 320,
@@ -120,6 +112,22 @@ def _position_figure(report: Report, cells: Sequence[Cell], kind: str, title: st
         "yaxis": {"title": {"text": title}, "tickformat": ".0%", "range": [0, 1.02], "zeroline": False},
     }
     return {"data": traces, "layout": layout}
+
+
+def line_trace(report: Report, variant: str, points: Sequence[tuple[float, float | None]], hover: str) -> Figure:
+    """A variant's line through points (x, y) in its colour, dash and symbol."""
+    color = color_index(report, variant)
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": variant,
+        "meta": {"color": color},
+        "x": [x for x, _ in points],
+        "y": [y for _, y in points],
+        "line": {"dash": _DASHES[(color - 1) % len(_DASHES)], "width": 2},
+        "marker": {"size": 8, "symbol": _SYMBOLS[(color - 1) % len(_SYMBOLS)]},
+        "hovertemplate": hover + "<extra>" + variant.replace("%", "") + "</extra>",
+    }
 
 
 def parity_chart(report: Report) -> Figure | None:

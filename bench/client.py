@@ -1,162 +1,153 @@
 """One streamed chat request, timed. The trap: under speculation a chunk holds several tokens, so the time per output
 token comes from the token count in the usage chunk, never from counting chunks.
+
+Bytes are stamped as they arrive and read afterwards: what is done between two stamps is what makes other streams late.
 """
 
+import asyncio
+import json
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from bench.records import RequestKey, RequestRecord
-from speculators.acceptance import Acceptance
+from bench.stream import Stream, one_line
 
 if TYPE_CHECKING:
-    from openai import AsyncOpenAI
+    from aiohttp import ClientSession
 
 REQUEST_TIMEOUT_S = 600.0
-_MICROSECOND_DIGITS = 6
+_LINES_AT_ONCE = 16  # some 0.2 ms of reading, then the other streams have their turn
+_TOO_LONG = ("maximum context length", "maximum model length", "context_length_exceeded")
 
 
-def make_client(base_url: str) -> "AsyncOpenAI":
-    """A client of the server whose root is `base_url` (without `/v1`). It never repeats a request behind our back."""
-    from openai import AsyncOpenAI
+class Sampling(NamedTuple):
+    """What is asked of the server beside the messages.
 
-    return AsyncOpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0, timeout=REQUEST_TIMEOUT_S)
+    Attributes:
+        thinking: told to the chat template; None tells it nothing.
+        cache_salt: prompts of different salts share no prefix cache (vLLM's request field of this name).
+    """
+
+    max_tokens: int
+    temperature: float = 0.0
+    seed: int = 0
+    thinking: Literal["on", "off"] | None = None
+    cache_salt: str | None = None
+
+
+def make_client(base_url: str) -> "ClientSession":
+    """A client of the server whose root is `base_url` (without `/v1`), to be made inside a running event loop.
+
+    It opens as many connections as there are streams, knows no proxies and never repeats a request behind our back.
+    """
+    from aiohttp import ClientSession, ClientTimeout, TCPConnector, TraceConfig
+
+    timeout = ClientTimeout(total=None, sock_read=REQUEST_TIMEOUT_S)
+    trace = TraceConfig()
+    trace.on_request_chunk_sent.append(_note_sending)
+    return ClientSession(
+        base_url, connector=TCPConnector(limit=0), timeout=timeout, trust_env=False, trace_configs=[trace]
+    )
+
+
+async def _note_sending(_session: Any, context: Any, _params: Any) -> None:
+    """The body goes out now: what came before (finding a connection, making headers) is the client's own time."""
+    context.trace_request_ctx["sent"] = time.perf_counter()
 
 
 async def send(
-    client: "AsyncOpenAI",
+    client: "ClientSession",
     model: str,
-    messages: list[dict[str, str]],
+    messages: Sequence[dict[str, str]],
     key: RequestKey,
+    sampling: Sampling,
     *,
-    max_tokens: int,
-    temperature: float,
-    seed: int,
     origin: float,
+    due: float | None = None,
 ) -> RequestRecord:
     """Send one request and time its stream. Whatever goes wrong becomes the record's `error`.
 
     Args:
         origin: `time.perf_counter()` at the start of the variant's measurement.
+        due: when it should have been sent; its times count from there. None means now.
     """
-    import httpx
-    from openai import OpenAIError
+    from aiohttp import ClientError
 
-    stream = Stream()
+    arrived: list[tuple[float, bytes]] = []
     error: str | None = None
-    sent = time.perf_counter()
+    too_long = False
+    context = {"sent": time.perf_counter()}
+    body = _body(model, messages, sampling)
     try:
-        create: Any = client.chat.completions.create  # its overloads want typed messages
-        response = await create(
-            model=model,
-            messages=messages,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            stream=True,
-            stream_options={"include_usage": True},
-            # vLLM seeds a generator for each request that names one, which greedy decoding does not need
-            extra_body={"return_token_ids": True} | ({"seed": seed} if temperature > 0 else {}),
-        )
-        async for chunk in response:
-            stream.add(chunk, time.perf_counter())
-        error = stream.problem()
-    except (OpenAIError, httpx.HTTPError) as problem:
-        error = _one_line(problem)
-    return stream.record(key, sent, sent - origin, error)
+        async with client.post("/v1/chat/completions", json=body, trace_request_ctx=context) as response:
+            if response.status == 200:
+                async for data in response.content.iter_any():
+                    arrived.append((time.perf_counter(), data))
+            else:
+                error = _refusal(response.status, await response.text(errors="replace"))
+                too_long = 400 <= response.status < 500 and any(words in error for words in _TOO_LONG)
+    except (ClientError, TimeoutError, OSError) as problem:
+        error = one_line(problem)
+    stream = Stream()
+    error = error or await _read(arrived, stream) or stream.problem()
+    if too_long:
+        error = f"skipped: prompt and answer do not fit the server's context ({error})"
+    sent = context["sent"]
+    counted_from = sent if due is None else due
+    record = stream.record(key, counted_from, counted_from - origin, error)
+    return record.model_copy(update={"late_s": round(sent - counted_from, 6), "skipped": too_long})
 
 
-class Stream:
-    """What the chunks of one answer add up to; knows no clock, so that its arithmetic can be checked exactly."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []  # arrival of every chunk that carried a token
-        self.tokens: list[int] = []
-        self.text: list[str] = []
-        self.token_ids: list[int] = []
-        self.prompt_token_ids: list[int] = []
-        self.finish_reason: str | None = None
-        self.finished_at: float | None = None
-        self.usage: Any = None
-        self.speculation: dict[str, Any] | None = None
-        self.server_error: str | None = None
-
-    def add(self, chunk: Any, now: float) -> None:
-        """Take in a chunk of the OpenAI client that arrived at `now` (seconds)."""
-        extra = chunk.model_extra or {}
-        if "error" in extra:  # vLLM reports an error inside a running stream as a chunk of its own
-            self.server_error = str(extra["error"])
-        self.usage = chunk.usage or self.usage
-        self.prompt_token_ids = extra.get("prompt_token_ids") or self.prompt_token_ids  # vLLM: on the first chunk only
-        self.speculation = (extra.get("metrics") or {}).get("speculative_decoding") or self.speculation
-        for choice in chunk.choices or ():
-            self._add_choice(choice, now)
-
-    def _add_choice(self, choice: Any, now: float) -> None:
-        delta = choice.delta
-        more = delta.model_extra or {}
-        text = (more.get("reasoning") or more.get("reasoning_content") or "") + (delta.content or "")
-        ids = (choice.model_extra or {}).get("token_ids") or []
-        if text or ids:
-            self.times.append(now)
-            self.tokens.append(len(ids))
-        self.text.append(text)
-        self.token_ids += ids
-        if choice.finish_reason:
-            self.finish_reason, self.finished_at = choice.finish_reason, now
-
-    def problem(self) -> str | None:
-        """Why the stream, which ended by itself, is not a whole answer."""
-        if self.server_error:
-            return f"the server reported an error in the stream: {self.server_error}"
-        if self.finish_reason is None:
-            return "the stream ended before the answer was finished"
-        if self.usage is None:
-            return "the server sent no usage, so its output tokens are unknown"
-        return None
-
-    def record(self, key: RequestKey, sent: float, started_s: float, error: str | None) -> RequestRecord:
-        """The row: times relative to `sent`, none of them if there was an error."""
-        count = self.usage.completion_tokens if self.usage else None
-        span = self._first_and_last()
-        error = error or (None if span else "the answer has no token")
-        timed = span is not None and error is None
-        first, last = span if span and timed else (sent, sent)
-        speculation = self.speculation or {}
-        steps = speculation.get("acceptance_histogram")
-        return RequestRecord(
-            **key._asdict(),
-            error=error,
-            started_s=_rounded(started_s),
-            ttft_s=_rounded(first - sent) if timed else None,
-            tpot_s=(last - first) / (count - 1) if timed and count and count > 1 else None,
-            e2e_s=_rounded(last - sent) if timed else None,
-            chunk_gaps_s=tuple(_rounded(b - a) for a, b in zip(self.times, self.times[1:], strict=False)),
-            chunk_tokens=tuple(self.tokens) if self.token_ids else (),
-            prompt_tokens=self.usage.prompt_tokens if self.usage else None,
-            output_tokens=count,
-            finish_reason=self.finish_reason,
-            text="".join(self.text),
-            token_ids=tuple(self.token_ids) or None,
-            prompt_token_ids=tuple(self.prompt_token_ids) or None,
-            acceptance=Acceptance(histogram=tuple(steps), drafted=speculation["num_draft_tokens"]) if steps else None,
-            accepted_per_step=tuple(speculation.get("per_step_accepted") or ()),
-            drafted_per_step=tuple(speculation.get("per_step_drafted") or ()),
-        )
-
-    def _first_and_last(self) -> tuple[float, float] | None:
-        """Arrival of the first and the last token. An end-of-text token has no text: without token ids only the
-        finishing chunk tells when it came."""
-        times = self.times or ([self.finished_at] if self.finished_at else [])
-        if not times:
-            return None
-        return times[0], times[-1] if self.token_ids else max(times[-1], self.finished_at or 0.0)
+def _body(model: str, messages: Sequence[dict[str, str]], sampling: Sampling) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "model": model,
+        "messages": list(messages),
+        "max_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "return_token_ids": True,
+    }
+    if (
+        sampling.temperature > 0
+    ):  # vLLM makes a generator for each request that names a seed; greedy decoding needs none
+        body["seed"] = sampling.seed
+    if sampling.thinking:
+        body["chat_template_kwargs"] = {"enable_thinking": sampling.thinking == "on"}
+    if sampling.cache_salt:
+        body["cache_salt"] = sampling.cache_salt
+    return body
 
 
-def _rounded(seconds: float) -> float:
-    return round(seconds, _MICROSECOND_DIGITS)
+async def _read(arrived: Sequence[tuple[float, bytes]], stream: Stream) -> str | None:
+    """Take server-sent events apart; an event's time is when its line was complete. Returns what is wrong with them."""
+    rest = b""
+    lines_read = 0
+    for at, data in arrived:
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            if not line.startswith(b"data:"):
+                continue
+            text = line[5:].strip()
+            if text == b"[DONE]":
+                return None
+            try:
+                stream.add(json.loads(text), at)
+            except (ValueError, AttributeError, TypeError):
+                return f"the server sent an event that is no chunk: {text[:100].decode(errors='replace')}"
+            lines_read += 1
+            if lines_read % _LINES_AT_ONCE == 0:
+                await asyncio.sleep(0)
+    return None
 
 
-def _one_line(problem: Exception) -> str:
-    text = " ".join(str(problem).split()) or "no message"
-    cause = problem.__cause__
-    detail = f" ({' '.join(str(cause).split())})" if cause and str(cause) and str(cause) not in text else ""
-    return f"{type(problem).__name__}: {text}{detail}"[:500]
+def _refusal(status: int, text: str) -> str:
+    """Status and the server's own words."""
+    try:
+        said = json.loads(text)
+        said = said.get("error", said) if isinstance(said, dict) else said
+        said = said.get("message", said) if isinstance(said, dict) else said
+    except ValueError:
+        said = text
+    return f"status {status}: {' '.join(str(said).split()) or 'no message'}"[:500]

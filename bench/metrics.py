@@ -19,22 +19,27 @@ class Spread(Strict):
     mean: float
     p50: float
     p90: float
+    p99: float
 
 
 class PointMetrics(Strict):
-    """What one variant did on one task (or on all).
+    """What one variant did on one task (or on all) at one load.
 
     Attributes:
+        num_failed: without those that were skipped because the prompt does not fit the server's context.
         acceptance: pooled over all steps; None without speculation.
         acceptance_length_by_request: mean of the requests' own acceptance lengths.
         acceptance_from_counters: the server told acceptance by its counters only.
         tpot_s: time per output token, which papers call inter-token latency.
         chunk_gap_s: time between chunks; under speculation a chunk holds several tokens.
         output_tokens_per_s: output tokens over end-to-end seconds, as one user sees it.
+        user_tokens_per_s: the same for each request on its own.
+        total_tokens_per_s: output tokens of all users over the time that the point took; None where that is unknown.
     """
 
     num_requests: int
     num_failed: int
+    num_skipped: int = 0
     output_tokens: int
     acceptance: Acceptance | None
     acceptance_length_by_request: float | None
@@ -44,47 +49,77 @@ class PointMetrics(Strict):
     chunk_gap_s: Spread | None
     e2e_s: Spread | None
     output_tokens_per_s: float | None
+    user_tokens_per_s: Spread | None = None
+    total_tokens_per_s: float | None = None
 
 
 def spread(values: Iterable[float | None]) -> Spread | None:
-    """Mean, median and 90th percentile of the values that are there; None when there is none."""
-    present = [value for value in values if value is not None]
-    if not present:
+    """Mean, median, 90th and 99th percentile of the values that are there; None when there is none."""
+    return _quantiles(np.fromiter((value for value in values if value is not None), dtype=np.float64))
+
+
+def _quantiles(present: np.ndarray) -> Spread | None:
+    if not len(present):
         return None
-    p50, p90 = np.quantile(present, [0.5, 0.9])
-    return Spread(mean=float(np.mean(present)), p50=float(p50), p90=float(p90))
+    p50, p90, p99 = np.quantile(present, [0.5, 0.9, 0.99])
+    return Spread(mean=float(np.mean(present)), p50=float(p50), p90=float(p90), p99=float(p99))
 
 
 def pooled_acceptance(records: Iterable[RequestRecord]) -> Acceptance | None:
     """All steps of the successful requests in one count; None when no request has one."""
     parts = [record.acceptance for record in records if record.ok and record.acceptance is not None]
-    return sum(parts[1:], parts[0]) if parts else None
+    if not parts:
+        return None
+    counts = [0] * max(len(part.histogram) for part in parts)
+    for part in parts:
+        for accepted, steps in enumerate(part.histogram):
+            counts[accepted] += steps
+    return Acceptance(histogram=tuple(counts), drafted=sum(part.drafted for part in parts))
 
 
 def length_by_request(records: Iterable[RequestRecord]) -> float | None:
     """Mean of the requests' own acceptance lengths; requests without a step (one-token answers) have none."""
-    lengths = [r.acceptance.length for r in records if r.ok and r.acceptance is not None and r.acceptance.steps]
+    lengths = [length for r in records if r.ok and (length := own_length(r))]
     return float(np.mean(lengths)) if lengths else None
 
 
-def summarise(records: Sequence[RequestRecord], counters: Acceptance | None = None) -> PointMetrics:
-    """Metrics of one point. `counters` stands in where the requests tell no acceptance themselves."""
+def own_length(record: RequestRecord) -> float | None:
+    """A request's acceptance length; None without a step."""
+    acceptance = record.acceptance
+    return acceptance.length if acceptance is not None and any(acceptance.histogram) else None
+
+
+def summarise(
+    records: Sequence[RequestRecord], counters: Acceptance | None = None, wall_s: float | None = None
+) -> PointMetrics:
+    """Metrics of one point.
+
+    Args:
+        counters: stands in where the requests tell no acceptance themselves.
+        wall_s: how long the point took, pauses left out.
+    """
     good = [record for record in records if record.ok]
     acceptance = pooled_acceptance(good)
     seconds = sum(record.e2e_s or 0.0 for record in good)
     tokens = sum(record.output_tokens or 0 for record in good)
+    skipped = sum(record.skipped for record in records)
     return PointMetrics(
         num_requests=len(records),
-        num_failed=len(records) - len(good),
+        num_failed=len(records) - len(good) - skipped,
+        num_skipped=skipped,
         output_tokens=tokens,
         acceptance=acceptance or counters,
         acceptance_length_by_request=length_by_request(good),
         acceptance_from_counters=acceptance is None and counters is not None,
         ttft_s=spread(record.ttft_s for record in good),
         tpot_s=spread(record.tpot_s for record in good),
-        chunk_gap_s=spread(gap for record in good for gap in record.chunk_gaps_s),
+        chunk_gap_s=_quantiles(
+            np.concatenate([np.asarray(r.chunk_gaps_s, dtype=np.float64) for r in good] or [np.zeros(0)])
+        ),
         e2e_s=spread(record.e2e_s for record in good),
         output_tokens_per_s=tokens / seconds if seconds else None,
+        user_tokens_per_s=spread(r.output_tokens / r.e2e_s for r in good if r.output_tokens and r.e2e_s),
+        total_tokens_per_s=tokens / wall_s if wall_s else None,
     )
 
 

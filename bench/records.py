@@ -9,10 +9,11 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Literal, NamedTuple, Self
+from typing import IO, NamedTuple, Self
 
 from pydantic import Field
 
+from bench.conditions import DEFAULT_POINT, Conditions, Outcome, Point, TaskInfo, Variant
 from speculators.acceptance import Acceptance
 from speculators.errors import UserError
 from speculators.provenance import Provenance
@@ -32,18 +33,25 @@ class RequestKey(NamedTuple):
     prompt_id: str
     turn: int
     repeat: int
+    point: str = DEFAULT_POINT
+    pass_index: int = 0
 
 
 class RequestRecord(Strict):
     """One request. Times are seconds of a monotonic clock; a failed request has an `error` and is never averaged.
 
     Attributes:
-        started_s: when it was sent, after the start of its variant's measurement.
-        ttft_s: from sending to the first chunk that carries a token.
+        point: the load: `c4` is four requests in flight, `r2.5` is 2.5 arrivals a second.
+        pass_index: 0, or 1 for the baseline's second measurement at the end of the run, which tells of drift.
+        skipped: the prompt does not fit the server's context; `error` says so, and it is not tried again.
+        started_s: when it was sent, after the start of its variant's measurement. At a rate of arrivals: when it was
+            due, which is what all latencies count from, so that a slow server is not flattered.
+        late_s: at a rate of arrivals, how long after that it was sent.
+        ttft_s: from there to the first chunk that carries a token.
         tpot_s: time per output token, (last token - first token) / (output_tokens - 1); None below two tokens.
         chunk_gaps_s: times between neighbouring chunks with tokens. Under speculation not the time per token.
         chunk_tokens: tokens in each of these chunks (one entry more than gaps); empty if the server does not tell.
-        e2e_s: from sending to the last token.
+        e2e_s: from there to the last token.
         token_ids, prompt_token_ids: of the output and of the prompt as templated; None if the server does not tell.
         acceptance: verification steps by accepted tokens; None without speculation or per-request metrics.
         accepted_per_step, drafted_per_step: the same steps in order, when the server gives them.
@@ -54,8 +62,12 @@ class RequestRecord(Strict):
     prompt_id: str
     turn: int = 0
     repeat: int = 0
+    point: str = DEFAULT_POINT
+    pass_index: int = 0
     error: str | None = None
+    skipped: bool = False
     started_s: float = 0.0
+    late_s: float = 0.0
     ttft_s: float | None = None
     tpot_s: float | None = None
     e2e_s: float | None = None
@@ -79,84 +91,7 @@ class RequestRecord(Strict):
     @property
     def key(self) -> RequestKey:
         """Which request this row is about."""
-        return RequestKey(self.variant, self.task, self.prompt_id, self.turn, self.repeat)
-
-
-class Conditions(Strict):
-    """Everything that must be equal for two measurements to be compared. `prompts` maps a task to the hash of its
-    prompts in their order; `machine` is processor, cores and memory."""
-
-    verifier: str
-    verifier_revision: str
-    template_hash: str
-    prompts: dict[str, str]
-    max_tokens: int
-    temperature: float
-    seed: int
-    concurrency: int
-    repeats: int
-    enforce_eager: bool
-    server_args: tuple[str, ...]
-    vllm: str
-    machine: str
-
-
-class Variant(Strict):
-    """What is served under a name. `draft_revision` ties the rows to the draft's weights, not to its path."""
-
-    name: str
-    verifier: str
-    fp8: bool = False
-    draft: str | None = None
-    draft_revision: str | None = None
-    algorithm: str | None = None
-    num_speculative_tokens: int | None = None
-    skip_reason: str | None = None
-
-    @property
-    def file_name(self) -> str:
-        """The name where files are called after the variant: a path's slashes become underscores."""
-        return "".join(c if c.isalnum() or c in "@+-._" else "_" for c in self.name)[-80:]
-
-
-class Outcome(Strict):
-    """How a variant's measurement went; `reason` says why it was skipped or failed."""
-
-    status: Literal["measured", "skipped", "failed"]
-    reason: str = ""
-
-
-class Point(Strict):
-    """One variant on one task in one start: acceptance told twice, and how busy the machine was with other work.
-
-    Attributes:
-        requests: summed over the requests; None where they tell none.
-        counters: difference of the server's counters around them.
-        other_cores: cores that other programs kept busy meanwhile; None if the system does not tell.
-    """
-
-    variant: str
-    task: str
-    num_requests: int
-    num_failed: int
-    requests: Acceptance | None
-    counters: Acceptance | None
-    other_cores: float | None = None
-
-    @property
-    def agrees(self) -> bool | None:
-        """Whether both say the same; None when there is only one side."""
-        if self.requests is None or self.counters is None:
-            return None
-        return _trimmed(self.requests) == _trimmed(self.counters)
-
-
-class TaskInfo(Strict):
-    """A task of the run."""
-
-    name: str
-    group: str
-    num_prompts: int
+        return RequestKey(self.variant, self.task, self.prompt_id, self.turn, self.repeat, self.point, self.pass_index)
 
 
 class BenchRun(Strict):
@@ -243,7 +178,7 @@ def read_records(directory: Path) -> list[RequestRecord]:
 
 def finished_keys(records: Iterable[RequestRecord]) -> dict[RequestKey, RequestRecord]:
     """Rows that need no second try."""
-    return {record.key: record for record in records if record.ok}
+    return {record.key: record for record in records if record.ok or record.skipped}
 
 
 def _cut_half_line(path: Path) -> None:
@@ -253,11 +188,3 @@ def _cut_half_line(path: Path) -> None:
     end = content.rfind(b"\n") + 1
     if end != len(content):
         os.truncate(path, end)
-
-
-def _trimmed(acceptance: Acceptance) -> tuple[tuple[int, ...], int]:
-    """Histogram without trailing zeros: a counter that no step reached may be missing on one side."""
-    counts = list(acceptance.histogram)
-    while counts and counts[-1] == 0:
-        counts.pop()
-    return tuple(counts), acceptance.drafted

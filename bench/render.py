@@ -6,17 +6,31 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bench.audit import Losslessness
 from bench.charts import color_index, interval_text, parity_chart, position_charts, speed_up_chart
-from bench.compare import Comparison
+from bench.load_charts import bucket_charts, load_charts
 from bench.metrics import Spread
-from bench.records import BASELINE, Variant
 from bench.report import Report
-from bench.summary import Cell
+from bench.summary import Cell, load_name
+from bench.tables import (
+    DECISION_HEADER,
+    MARKS,
+    PAIR_HEADER,
+    PARITY_HEADER,
+    PARITY_NOTE,
+    TABLE_HEADER,
+    audit_sentences,
+    break_even_sentences,
+    condition_rows,
+    decision_rows,
+    pair_rows,
+    parity_rows,
+    table_rows,
+    to_paste,
+    variant_row,
+)
 from speculators.schema import write_text
 
 HTML_FILE = "report.html"
-MARKS = {"better": "▲", "worse": "▼", "equivalent": "≈", "inconclusive": "?"}
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -30,8 +44,8 @@ def write_report(report: Report, directory: Path) -> Path:
 
 
 def to_csv(report: Report) -> str:
-    """One row for each task and variant; times in seconds, empty where there is nothing."""
-    rows = [_flat(cell) for cell in report.cells]
+    """One row for each task, variant and load; times in seconds, empty where there is nothing."""
+    rows = [_flat(cell) | {"forced": "; ".join(report.forced)} for cell in report.cells]
     output = io.StringIO()
     writer = csv.DictWriter(output, fieldnames=list(rows[0]), lineterminator="\n")
     writer.writeheader()
@@ -41,71 +55,49 @@ def to_csv(report: Report) -> str:
 
 def _flat(cell: Cell) -> dict[str, Any]:
     m, length, time, speed = cell.metrics, cell.acceptance_length, cell.time_per_token, cell.speed_up
-    row: dict[str, Any] = {"task": cell.task, "variant": cell.variant}
-    row |= {"requests": m.num_requests, "failed": m.num_failed, "output_tokens": m.output_tokens}
+    row: dict[str, Any] = {"task": cell.task, "variant": cell.variant, "point": cell.point}
+    row |= {"requests": m.num_requests, "failed": m.num_failed, "skipped": m.num_skipped}
+    row["output_tokens"] = m.output_tokens
     for name, estimate in (("acceptance_length", length), ("tpot_s_mean", time), ("speed_up", speed)):
         row[name] = estimate.estimate if estimate else None
         row[f"{name}_low"] = estimate.low if estimate else None
         row[f"{name}_high"] = estimate.high if estimate else None
     row["verdict"] = speed.verdict if speed else None
+    row["doubtful"] = speed.doubtful if speed else None
+    row["prompts_needed"] = speed.prompts_needed if speed else None
     row["acceptance_length_by_request"] = m.acceptance_length_by_request
     row["acceptance_rate"] = m.acceptance.rate if m.acceptance and m.acceptance.drafted else None
-    for name in ("ttft_s", "tpot_s", "chunk_gap_s", "e2e_s"):
+    for name in ("ttft_s", "tpot_s", "chunk_gap_s", "e2e_s", "user_tokens_per_s"):
         values: Spread | None = getattr(m, name)
-        row[f"{name}_p50"] = values.p50 if values else None
-        row[f"{name}_p90"] = values.p90 if values else None
+        for quantile in ("p50", "p90", "p99"):
+            row[f"{name}_{quantile}"] = getattr(values, quantile) if values else None
     row["output_tokens_per_s"] = m.output_tokens_per_s
+    row["total_tokens_per_s"] = m.total_tokens_per_s
     row["marginal"] = " ".join("" if rate is None else f"{rate:.4f}" for rate in cell.marginal)
     return row
-
-
-def table_rows(report: Report) -> list[list[str]]:
-    """Rows of `TABLE_HEADER`: what the command line and Markdown show."""
-    rows = []
-    for task in report.rows:
-        for variant in report.measured:
-            if cell := report.cell(task, variant):
-                speed = cell.speed_up
-                rows.append([task, variant, _length(cell), _latency(cell), _speed(speed), _verdict(speed)])
-    return rows
-
-
-TABLE_HEADER = ["task", "variant", "acceptance length", "inter-token latency, ms", "speed-up", "verdict"]
-
-
-def _length(cell: Cell) -> str:
-    value = cell.acceptance_length
-    return f"{value.estimate:.2f} {_brackets(value.low, value.high)}".strip() if value else "–"
-
-
-def _latency(cell: Cell) -> str:
-    value = cell.time_per_token
-    return f"{value.estimate * 1000:.1f} {_brackets(value.low, value.high, 1, 1000)}".strip() if value else "–"
-
-
-def _speed(value: Comparison | None) -> str:
-    return f"{value.estimate:.2f}× {_brackets(value.low, value.high)}".strip() if value else "–"
-
-
-def _verdict(value: Comparison | None) -> str:
-    return f"{MARKS[value.verdict]} {value.verdict}" if value else "–"
-
-
-def _brackets(low: float | None, high: float | None, digits: int = 2, scale: float = 1.0) -> str:
-    return "" if low is None else f"[{interval_text(low, high, digits, scale).replace(' to ', ', ')}]"
 
 
 def to_markdown(report: Report) -> str:
     """The report for a pull request or a terminal."""
     parts = [f"**{report.headline}** {report.detail}".strip(), ""]
-    parts += [*_markdown_table(TABLE_HEADER, table_rows(report)), ""]
+    parts += [f"**{_upper(difference)}** (compared all the same with --force)\n" for difference in report.forced]
+    for point in report.load_points:
+        parts += [f"At {load_name(point)}:", ""] if len(report.load_points) > 1 else []
+        parts += [*_markdown_table(TABLE_HEADER, table_rows(report, point)), ""]
     parts += [
         "Acceptance length: tokens per verification step, bonus token included. Inter-token latency: time per output "
         "token, (last - first) / (tokens - 1), mean over prompts. Speed-up: geometric mean over the same prompts. "
         f"Brackets: 95% intervals over prompts. Equivalent: within {report.margin:.0%}.",
         "",
     ]
-    if positions := [c for c in report.cells if c.task == report.rows[-1] and c.marginal]:
+    if pairs := pair_rows(report):
+        parts += ["Variants with each other, on the same prompts:", "", *_markdown_table(PAIR_HEADER, pairs), ""]
+    if rows := decision_rows(report):
+        parts += ["What to set:", "", *_markdown_table(DECISION_HEADER, rows), ""]
+        parts += [f"- {sentence}" for sentence in break_even_sentences(report)]
+        parts += [f"- `{argument}`" for argument in to_paste(report)]
+        parts += [""]
+    if positions := [c for v in report.measured if (c := report.cell(report.rows[-1], v)) and c.marginal]:
         longest = max(len(c.marginal) for c in positions)
         header = ["accepted at position", *(str(i + 1) for i in range(longest))]
         padded = {c.variant: [*map(_percent, c.marginal), *[""] * (longest - len(c.marginal))] for c in positions}
@@ -114,7 +106,7 @@ def to_markdown(report: Report) -> str:
     if report.parity:
         parts += ["Predicted and served acceptance length:", ""]
         parts += [*_markdown_table(PARITY_HEADER, parity_rows(report)), "", PARITY_NOTE, ""]
-    parts += [f"- {audit_sentence(audit)}" for audit in report.losslessness]
+    parts += [f"- {sentence}" for sentence in audit_sentences(report)]
     parts += [f"- {note}" for note in report.notes]
     parts += [f"- Failed {count} times: {what}" for what, count in report.failures.items()]
     parts += ["", "Conditions: " + "; ".join(f"{name}: {value}" for name, value in condition_rows(report)) + ".", ""]
@@ -122,30 +114,8 @@ def to_markdown(report: Report) -> str:
     return "\n".join(parts)
 
 
-PARITY_HEADER = ["task", "variant", "predicted", "served", "difference", "prompts"]
-PARITY_NOTE = (
-    "Predicted by `speculators replay` over the plain verifier's answers, served by vLLM on the same prompts: tokens "
-    "per step, bonus token included, over all steps of these prompts. Where a variant's outputs are not equal to the "
-    "plain verifier's, the served text leaves the text that the prediction walked."
-)
-
-
-def parity_rows(report: Report) -> list[list[str]]:
-    """Rows of `PARITY_HEADER`, by task as the other tables."""
-    return [
-        [
-            task,
-            parity.variant,
-            f"{row.predicted:.2f}",
-            f"{row.served:.2f}",
-            f"{row.relative_difference:+.1%}",
-            str(row.num_prompts) if row.num_prompts == row.num_served else f"{row.num_prompts} of {row.num_served}",
-        ]
-        for task in report.rows
-        for parity in report.parity
-        for row in parity.tasks
-        if row.task == task
-    ]
+def _upper(difference: str) -> str:
+    return f"UNEQUAL CONDITIONS: {difference}"
 
 
 def _percent(rate: float | None) -> str:
@@ -156,37 +126,6 @@ def _markdown_table(header: list[str], rows: list[list[str]]) -> list[str]:
     escaped = [[cell.replace("|", "\\|") for cell in row] for row in [header, *rows]]
     lines = ["| " + " | ".join(row) + " |" for row in escaped]
     return [lines[0], "|" + " --- |" * len(header), *lines[1:]]
-
-
-def audit_sentence(audit: Losslessness) -> str:
-    """Says how many greedy outputs are the reference's."""
-    unit, at = audit.unit[:-1], audit.first_differences
-    share = f"{audit.variant}: {audit.equal} of {audit.compared} outputs equal {audit.reference}'s {unit} for {unit}"
-    if not at:
-        return share + "."
-    return f"{share}; the others first differ at {unit} {at[len(at) // 2] + 1} (median; earliest {at[0] + 1})."
-
-
-def condition_rows(report: Report) -> list[tuple[str, str]]:
-    """Label and value of what was the same for every variant."""
-    c = report.conditions
-    return [
-        ("verifier", f"{c.verifier} (revision {c.verifier_revision})"),
-        ("machine", c.machine),
-        ("vLLM", f"{c.vllm}, {'eager' if c.enforce_eager else 'compiled'}, {' '.join(c.server_args)}"),
-        ("prompts", ", ".join(f"{t.name} {t.num_prompts}" for t in report.tasks) + f", seed {c.seed}"),
-        (
-            "requests",
-            f"concurrency {c.concurrency}, repeats {c.repeats}, at most {c.max_tokens} tokens, "
-            f"temperature {c.temperature:g}",
-        ),
-    ]
-
-
-def _variant_row(variant: Variant) -> dict[str, str]:
-    details = f"revision {variant.draft_revision}, K = {variant.num_speculative_tokens}"
-    draft = f"{variant.draft} ({details})" if variant.draft else "none"
-    return {"name": variant.name, "draft": draft, "verifier": variant.verifier}
 
 
 def to_html(report: Report) -> str:
@@ -202,22 +141,31 @@ def to_html(report: Report) -> str:
         lstrip_blocks=True,
     )
     charts = {
-        "speed_up": speed_up_chart(report),
+        "speed_up": {point: chart for point in report.load_points if (chart := speed_up_chart(report, point))},
         "positions": position_charts(report),
+        "buckets": bucket_charts(report),
+        "load": load_charts(report),
         "parity": parity_chart(report),
     }
     page: str = environment.get_template("report.html").render(
         report=report,
-        baseline=BASELINE,
+        drafting=[v for v in report.measured if any(c.acceptance_length for c in report.cells if c.variant == v)],
+        load_name=load_name,
         marks=MARKS,
         interval=interval_text,
         color={v.name: color_index(report, v.name) for v in report.variants},
-        audits=[(audit, audit_sentence(audit)) for audit in report.losslessness],
+        audits=list(zip(report.losslessness, audit_sentences(report), strict=True)),
+        pair_rows=pair_rows(report),
+        pair_header=PAIR_HEADER,
+        decision_rows=decision_rows(report),
+        decision_header=DECISION_HEADER,
+        break_evens=break_even_sentences(report),
+        to_paste=to_paste(report),
         parity_header=PARITY_HEADER,
         parity_rows=parity_rows(report),
         parity_note=PARITY_NOTE.replace("`", ""),
         conditions=condition_rows(report),
-        variant_rows=[_variant_row(variant) for variant in report.variants],
+        variant_rows=[variant_row(variant) for variant in report.variants],
         charts_json=json.loads(json.dumps(charts, allow_nan=False)),
         plotly=get_plotlyjs(),
     )

@@ -3,40 +3,36 @@
 `build` makes one `Report`; the HTML, Markdown, CSV and JSON files are renderings of it and compute nothing.
 """
 
-from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
 from pydantic import Field
 
-from bench.answers import PREDICTED_DIRECTORY, read_predictions
-from bench.audit import Losslessness, losslessness
-from bench.compare import ALL_TASKS, Estimate, acceptance_length, speed_ups, time_per_token
-from bench.metrics import PointMetrics, summarise
-from bench.parity import Parity, parity
-from bench.records import (
-    BASELINE,
-    BenchRun,
-    Conditions,
-    Outcome,
-    Point,
-    RequestRecord,
-    TaskInfo,
-    Variant,
-    read_records,
-)
+from bench.assemble import Rows, audits_of, cells_of, drifts_of, pairs, parities_of, plain_of
+from bench.audit import Losslessness
+from bench.compare import ALL_TASKS, Comparison, Drift
+from bench.conditions import Conditions, Outcome, Point, TaskInfo, Variant
+from bench.cost import BreakEven, Decision, break_evens, decisions
+from bench.merge import load
+from bench.notes import drift_notes, failures, load_notes, notes
+from bench.parity import Parity
 from bench.summary import Cell, answer
-from speculators.acceptance import Acceptance
 from speculators.errors import UserError
 from speculators.provenance import Provenance
 from speculators.schema import Strict
 
-SCHEMA_VERSION = 1
-_LOAD_TOLERANCE_CORES = 0.2
-_LOAD_TOLERANCE_SHARE = 0.05
+SCHEMA_VERSION = 2
 
 
 class Report(Strict):
-    """What `report.json` holds."""
+    """What `report.json` holds.
+
+    Attributes:
+        load_points: loads at which anything was measured, the first one being the one that the headline is about.
+        comparisons: every two variants beside the baseline, with each other.
+        decision, break_even: what to set, and where speculation stops paying.
+        forced: unequal conditions that were compared all the same.
+    """
 
     schema_version: int = SCHEMA_VERSION
     headline: str
@@ -44,24 +40,34 @@ class Report(Strict):
     tasks: tuple[TaskInfo, ...]
     variants: tuple[Variant, ...]
     outcomes: dict[str, Outcome]
+    load_points: tuple[str, ...]
     cells: tuple[Cell, ...]
+    comparisons: tuple[Comparison, ...] = ()
+    drift: tuple[Drift, ...] = ()
     losslessness: tuple[Losslessness, ...]
     parity: tuple[Parity, ...] = ()
+    decision: tuple[Decision, ...] = ()
+    break_even: tuple[BreakEven, ...] = ()
     points: tuple[Point, ...]
     notes: tuple[str, ...]
     failures: dict[str, int]
+    forced: tuple[str, ...] = ()
     margin: float
     conditions: Conditions
     provenance: Provenance
 
-    def cell(self, task: str, variant: str) -> Cell | None:
-        """The cell of a task (or all tasks) and a variant; None where nothing was measured."""
-        return next((cell for cell in self.cells if cell.task == task and cell.variant == variant), None)
+    @cached_property
+    def _by_key(self) -> dict[tuple[str, str, str], Cell]:
+        return {(cell.task, cell.variant, cell.point): cell for cell in self.cells}
+
+    def cell(self, task: str, variant: str, point: str | None = None) -> Cell | None:
+        """The cell of a task (or all tasks), a variant and a load (the first); None where nothing was measured."""
+        return self._by_key.get((task, variant, self.load_points[0] if point is None else point))
 
     @property
     def measured(self) -> tuple[str, ...]:
         """Variants with at least one successful request, the baseline first."""
-        names = {cell.variant for cell in self.cells if cell.metrics.num_requests > cell.metrics.num_failed}
+        names = {c.variant for c in self.cells if c.metrics.num_requests > c.metrics.num_failed + c.metrics.num_skipped}
         return tuple(variant.name for variant in self.variants if variant.name in names)
 
     @property
@@ -72,9 +78,16 @@ class Report(Strict):
 
 
 class ReportOptions(Strict):
-    """Render the report of a bench run again, from what it wrote down."""
+    """Render the report of a bench run again, from what it wrote down; several runs make one report."""
 
-    run: Path = Field(description="Directory of the bench run.", json_schema_extra={"argument": True})
+    run: tuple[str, ...] = Field(
+        min_length=1,
+        description="Directories of bench runs, or results of `vllm bench serve --save-detailed` as NAME=FILE.json "
+        "(one of them named baseline).",
+        json_schema_extra={"argument": True},
+    )
+    output: Path | None = Field(None, description="Where the files go; by default into the first run's directory.")
+    force: bool = Field(False, description="Compare runs of unequal conditions all the same; the report says so.")
     margin: float | None = Field(
         None, gt=0, lt=1, description="Differences below this share count as equivalent; by default as in the run."
     )
@@ -83,194 +96,49 @@ class ReportOptions(Strict):
     )
 
 
-def build(directory: Path, margin: float | None = None) -> Report:
-    """Compute the report of a run directory.
+def build(*sources: str | Path, margin: float | None = None, force: bool = False) -> Report:
+    """Compute the report of a run directory, or of several runs as one.
 
     Raises:
-        UserError: no run there, one without a successful request, or a prediction that cannot be read.
+        UserError: no run there, one without a successful request, unequal conditions without `force`, or a prediction
+            that cannot be read.
     """
-    run = BenchRun.read(directory)
-    records = read_records(directory)
+    loaded = load(sources, force)
+    run, records = loaded.run, loaded.records
     if not any(record.ok for record in records):
-        raise UserError(f"{directory}: no request of this run succeeded, so there is nothing to report; see its logs.")
+        raise UserError(f"{sources[0]}: no request of this run succeeded, so there is nothing to report; see its logs.")
     margin = run.margin if margin is None else margin
-    by_variant = {v.name: [r for r in records if r.variant == v.name] for v in run.variants}
-    cells = [cell for v in run.variants for cell in _cells(v.name, by_variant, run, margin)]
-    audits = _audits(run, by_variant) if run.conditions.temperature == 0 else []
-    parities, parity_notes = _parities(directory, run, by_variant)
-    headline, detail = answer(cells)
-    if _load_notes(run):
-        detail += " Other work on the machine puts these latencies in doubt, see below."
+    rows = Rows(loaded)
+    drifts = drifts_of(rows)
+    doubtful = {(d.reference, d.point) for d in drifts if d.exceeded}
+    cells = [c for point in rows.points for v in run.variants for c in cells_of(v.name, point, rows, margin, doubtful)]
+    plain = plain_of(rows)
+    decision = decisions(run.variants, cells, plain, margin)
+    parities, parity_notes = parities_of(rows)
+    headline, detail = answer(cells, rows.points)
+    if load_notes(run) or drift_notes(drifts):
+        detail += " Other work on the machine or drift puts these latencies in doubt, see below."
+    if loaded.differences:
+        detail += " Runs of UNEQUAL CONDITIONS were compared (--force), see below."
     return Report(
         headline=headline,
         detail=detail,
         tasks=run.tasks,
         variants=run.variants,
         outcomes=run.outcomes,
+        load_points=rows.points,
         cells=tuple(cells),
-        losslessness=tuple(audits),
+        comparisons=tuple(pairs(rows, margin, doubtful)),
+        drift=tuple(drifts),
+        losslessness=tuple(audits_of(rows, plain)) if run.conditions.temperature == 0 else (),
         parity=tuple(parities),
+        decision=tuple(decision),
+        break_even=tuple(break_evens(decision)),
         points=run.points,
-        notes=(*_notes(run, cells), *parity_notes),
-        failures=_failures(records),
+        notes=(*notes(run, cells, drifts, loaded.differences), *parity_notes),
+        failures=failures(records),
+        forced=loaded.differences,
         margin=margin,
         conditions=run.conditions,
         provenance=run.provenance,
     )
-
-
-def _cells(variant: str, by_variant: dict[str, list[RequestRecord]], run: BenchRun, margin: float) -> list[Cell]:
-    mine = by_variant[variant]
-    tasks = [task.name for task in run.tasks]
-    good = [record for record in mine if record.ok]
-    compared = (
-        {c.task: c for c in speed_ups(good, by_variant[BASELINE], tasks, margin)}
-        if variant != BASELINE and good
-        else {}
-    )
-    cells = []
-    for task in [*tasks, ALL_TASKS]:
-        records = mine if task == ALL_TASKS else [record for record in mine if record.task == task]
-        if not records:
-            continue
-        metrics = summarise(records, _counters(run, variant, task))
-        rates = metrics.acceptance if metrics.acceptance and metrics.acceptance.steps else None
-        cells.append(
-            Cell(
-                task=task,
-                variant=variant,
-                metrics=metrics,
-                acceptance_length=acceptance_length(records, task, variant) or _from_counters(metrics, task, variant),
-                time_per_token=time_per_token(records, task, variant),
-                speed_up=compared.get(task),
-                marginal=_numbers(rates.marginal) if rates else (),
-                conditional=_numbers(rates.conditional) if rates else (),
-            )
-        )
-    return cells
-
-
-def _numbers(rates: Sequence[float]) -> tuple[float | None, ...]:
-    """nan (no step came that far) as None, which JSON can hold."""
-    return tuple(None if rate != rate else rate for rate in rates)
-
-
-def _counters(run: BenchRun, variant: str, task: str) -> Acceptance | None:
-    parts = [
-        point.counters
-        for point in run.points
-        if point.variant == variant and task in (point.task, ALL_TASKS) and point.counters
-    ]
-    return sum(parts[1:], parts[0]) if parts else None
-
-
-def _from_counters(metrics: PointMetrics, task: str, variant: str) -> Estimate | None:
-    """Without per-request metrics there is a number but no interval."""
-    if not metrics.acceptance or not metrics.acceptance.steps:
-        return None
-    return Estimate(
-        metric="acceptance_length",
-        task=task,
-        variant=variant,
-        estimate=metrics.acceptance.length,
-        low=None,
-        high=None,
-        num_prompts=metrics.num_requests,
-    )
-
-
-def _audits(run: BenchRun, by_variant: dict[str, list[RequestRecord]]) -> list[Losslessness]:
-    """Each variant against the plain server with the same weights: drafts on FP8 against `fp8`, if it was measured."""
-    plain_fp8 = next((v.name for v in run.variants if v.fp8 and not v.draft), None)
-    audits = []
-    for variant in run.variants[1:]:
-        against_fp8 = variant.fp8 and variant.draft and plain_fp8 and any(r.ok for r in by_variant[plain_fp8])
-        audit = losslessness(by_variant[variant.name], by_variant[plain_fp8 if against_fp8 and plain_fp8 else BASELINE])
-        if audit:
-            audits.append(audit)
-    return audits
-
-
-def _parities(
-    directory: Path, run: BenchRun, by_variant: dict[str, list[RequestRecord]]
-) -> tuple[list[Parity], list[str]]:
-    """Predictions beside what was served, in the order of the variants, and why a file there was left out."""
-    predictions, strangers = read_predictions(directory, run.variants)
-    notes = [f"{PREDICTED_DIRECTORY}/{name} is left out: no variant of this run is called so." for name in strangers]
-    found = []
-    for variant in run.variants:
-        prediction = predictions.get(variant.name)
-        if prediction is None:
-            continue
-        left_out = f"The prediction for {variant.name} is left out: "
-        walked, served = prediction.total.num_speculative_tokens, variant.num_speculative_tokens
-        made = parity(prediction, by_variant[variant.name], [task.name for task in run.tasks])
-        if run.conditions.temperature > 0:
-            notes.append(
-                f"{left_out}it is about greedy answers, and temperature {run.conditions.temperature:g} was served."
-            )
-        elif served is not None and walked != served:
-            notes.append(f"{left_out}it is for K = {walked}, and K = {served} was served.")
-        elif made is None:
-            notes.append(f"{left_out}it has no prompt in common with what was served.")
-        else:
-            found.append(made)
-    return found, notes
-
-
-def _failures(records: Sequence[RequestRecord]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for record in records:
-        if record.error:
-            label = f"{record.variant}, {record.task}: {record.error}"
-            counts[label] = counts.get(label, 0) + 1
-    return counts
-
-
-def _notes(run: BenchRun, cells: Sequence[Cell]) -> list[str]:
-    """What a reader must know before believing the numbers."""
-    notes = []
-    for variant in run.variants:
-        outcome = run.outcomes.get(variant.name)
-        if outcome is None:
-            notes.append(f"{variant.name} was not finished; start the same bench again to continue.")
-        elif outcome.status != "measured":
-            notes.append(
-                f"{variant.name} {'was skipped' if outcome.status == 'skipped' else 'failed'}: {outcome.reason}"
-            )
-    notes += [
-        f"{point.variant}, {point.task}: the requests' acceptance and the server's counters differ: "
-        f"{_told(point.requests)} against {_told(point.counters)}"
-        + (f" ({point.num_failed} requests failed and are in the counters only)." if point.num_failed else ".")
-        for point in run.points
-        if point.agrees is False
-    ]
-    notes += _load_notes(run)
-    if any(cell.metrics.acceptance_from_counters for cell in cells):
-        notes.append("Acceptance comes from the server's counters alone, so it has no interval.")
-    return notes
-
-
-def _load_notes(run: BenchRun) -> list[str]:
-    """Variants that had more or less of the machine to themselves than the baseline had."""
-    loads = {variant.name: load for variant in run.variants if (load := _other_cores(run, variant.name)) is not None}
-    base = loads.pop(BASELINE, None)
-    allowed = max(_LOAD_TOLERANCE_CORES, _LOAD_TOLERANCE_SHARE * run.provenance.cores)
-    return [
-        f"{name}: other programs used {load:.1f} cores while it was measured and {base:.1f} during the baseline, so "
-        "its latency and speed-up are in doubt; measure again on a quiet machine."
-        for name, load in loads.items()
-        if base is not None and abs(load - base) > allowed
-    ]
-
-
-def _other_cores(run: BenchRun, variant: str) -> float | None:
-    points = [p for p in run.points if p.variant == variant and p.other_cores is not None]
-    requests = sum(point.num_requests for point in points)
-    return sum((p.other_cores or 0.0) * p.num_requests for p in points) / requests if requests else None
-
-
-def _told(acceptance: Acceptance | None) -> str:
-    if acceptance is None:
-        return "nothing"
-    return f"{acceptance.accepted} of {acceptance.drafted} drafted tokens accepted in {acceptance.steps} steps"

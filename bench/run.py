@@ -4,13 +4,18 @@ A variant that cannot be served is reported and the rest goes on; without a base
 its failure ends the run.
 """
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.markup import escape
 
 from bench.answers import write_answers
-from bench.measure import Finished, measure, missing
+from bench.conditions import CLOSING_PASS, Point
+from bench.measure import measure, missing
+from bench.plan_text import show_plan
 from bench.records import (
     BASELINE,
     RUN_FILE,
@@ -23,6 +28,8 @@ from bench.records import (
     read_records,
 )
 from bench.suite import BenchOptions, Plan, make_plan, server_spec
+from bench.traffic import Finished
+from serve.endpoint import Endpoint
 from serve.quantize import quantize_fp8
 from serve.vllm import running
 from speculators.errors import UserError
@@ -43,33 +50,18 @@ def run_bench(options: BenchOptions, console: Console) -> BenchRun | None:
     plan = make_plan(options)
     run = _continue(plan.run, options.output)
     finished = finished_keys(read_records(options.output))
-    show_plan(plan, finished, console)
+    show_plan(plan, options, finished, console)
     if options.dry_run:
         return None
     run.write(options.output)
     with RecordWriter(options.output) as writer:
+        job = _Job(plan, options, finished, writer, console)
         for variant in plan.variants:
-            run = _run_variant(variant, plan, run, options, finished, writer, console)
+            run = _run_variant(variant, run, job)
             run.write(options.output)
+        run = _close(run, job)
     write_answers(options.output, run)
     return run
-
-
-def show_plan(plan: Plan, finished: Finished, console: Console) -> None:
-    """Print which verifier and draft each name means, and how much there is to do."""
-    console.print("[bold]Variants[/bold]")
-    for variant in plan.variants:
-        draft = f"{variant.draft} (K = {variant.num_speculative_tokens})" if variant.draft else "no draft"
-        line = f"  {variant.name}: {draft}, verifier {variant.verifier}"
-        console.print(line, soft_wrap=True, highlight=False, markup=False)
-    tasks = ", ".join(f"{name} ({len(prompts)})" for name, prompts in plan.prompts.items())
-    console.print(f"[bold]Tasks[/bold] (prompts): {tasks}", highlight=False)
-    per_variant = sum(prompt.num_turns for prompts in plan.prompts.values() for prompt in prompts)
-    todo = [v for v in plan.variants if v.skip_reason is None]
-    total = per_variant * plan.run.conditions.repeats * len(todo)
-    names = {variant.name for variant in todo}
-    done = sum(key.variant in names for key in finished)
-    console.print(f"{total} requests, {done} of them there already.", highlight=False)
 
 
 def _continue(run: BenchRun, output: Path) -> BenchRun:
@@ -87,8 +79,10 @@ def _continue(run: BenchRun, output: Path) -> BenchRun:
                 f"({old.draft or old.verifier}, now {variant.draft or variant.verifier}); give another --output."
             )
         known[variant.name] = variant
+    points = tuple(dict.fromkeys((*earlier.conditions.points, *run.conditions.points)))
     return run.model_copy(
         update={
+            "conditions": run.conditions.model_copy(update={"points": points}),
             "variants": tuple(known.values()),
             "outcomes": earlier.outcomes,
             "points": earlier.points,
@@ -98,6 +92,8 @@ def _continue(run: BenchRun, output: Path) -> BenchRun:
 
 def _check_equal(earlier: Conditions, now: Conditions, output: Path) -> None:
     for key in Conditions.model_fields:
+        if key == "points":  # further load points may be added to a run
+            continue
         seen, wanted = getattr(earlier, key), getattr(now, key)
         if seen != wanted:
             raise UserError(
@@ -107,39 +103,82 @@ def _check_equal(earlier: Conditions, now: Conditions, output: Path) -> None:
 
 
 def _identity(variant: Variant) -> tuple[object, ...]:
-    return variant.draft_revision, variant.fp8, variant.num_speculative_tokens
+    return variant.draft_revision, variant.fp8, variant.num_speculative_tokens, variant.algorithm, variant.url
 
 
-def _run_variant(
-    variant: Variant,
-    plan: Plan,
-    run: BenchRun,
-    options: BenchOptions,
-    finished: Finished,
-    writer: RecordWriter,
-    console: Console,
-) -> BenchRun:
+class _Job(NamedTuple):
+    """What every variant's measurement takes."""
+
+    plan: Plan
+    options: BenchOptions
+    finished: Finished
+    writer: RecordWriter
+    console: Console
+
+    def is_done(self, variant: Variant, pass_index: int) -> bool:
+        return not any(missing(variant.name, self.plan, self.options.repeats, self.finished, pass_index))
+
+
+def _run_variant(variant: Variant, run: BenchRun, job: _Job) -> BenchRun:
     if variant.skip_reason:
-        console.print(
-            f"[yellow]{escape(variant.name)} is skipped:[/yellow] {escape(variant.skip_reason)}", highlight=False
-        )
+        name, reason = escape(variant.name), escape(variant.skip_reason)
+        job.console.print(f"[yellow]{name} is skipped:[/yellow] {reason}", highlight=False)
         return _with_outcome(run, variant, Outcome(status="skipped", reason=variant.skip_reason))
-    if not any(missing(variant.name, plan, options.repeats, finished)):
+    if job.is_done(variant, 0):
         return _with_outcome(run, variant, Outcome(status="measured"))
+    points: list[Point] = []
     try:
         if variant.fp8:
             quantize_fp8(Path(run.conditions.verifier), Path(variant.verifier))
-        spec = server_spec(variant, options)
-        log = options.output / "logs" / f"{variant.file_name}.log"
-        with running(spec, log_path=log) as endpoint:
-            points = measure(endpoint, variant.name, plan, options, finished, writer, console)
+        _measure(variant, run, job, points)
     except UserError as error:
         if variant.name == BASELINE:
             raise
-        console.print(f"[red]{escape(variant.name)} failed:[/red] {escape(str(error))}", highlight=False)
-        return _with_outcome(run, variant, Outcome(status="failed", reason=str(error)))
-    run = run.model_copy(update={"points": (*run.points, *points)})
-    return _with_outcome(run, variant, Outcome(status="measured"))
+        job.console.print(f"[red]{escape(variant.name)} failed:[/red] {escape(str(error))}", highlight=False)
+        return _with_outcome(_with_points(run, points), variant, Outcome(status="failed", reason=str(error)))
+    return _with_outcome(_with_points(run, points), variant, Outcome(status="measured"))
+
+
+def _close(run: BenchRun, job: _Job) -> BenchRun:
+    """The plain verifier once more, to see whether the machine became slower or faster meanwhile."""
+    baseline = job.plan.variants[0]
+    others = [v for v in job.plan.variants[1:] if run.outcomes[v.name].status == "measured"]
+    if not job.options.closing_baseline or not others or job.is_done(baseline, CLOSING_PASS):
+        return run
+    points: list[Point] = []
+    try:
+        _measure(baseline, run, job, points, CLOSING_PASS)
+    except UserError as error:
+        job.console.print(f"[red]the closing baseline failed:[/red] {escape(str(error))}", highlight=False)
+    run = _with_points(run, points)
+    run.write(job.options.output)
+    return run
+
+
+def _measure(variant: Variant, run: BenchRun, job: _Job, points: list[Point], pass_index: int = 0) -> None:
+    """Fill `points`. Each is in `run.json` as soon as it is measured, so that an interruption loses no counters."""
+
+    def keep(point: Point) -> None:
+        points.append(point)
+        _with_points(run, points).write(job.options.output)
+
+    name = variant.file_name + ("-closing" if pass_index else "")
+    with _serving(variant, job.options, job.options.output / "logs" / f"{name}.log") as endpoint:
+        measure(endpoint, variant.name, job.plan, job.options, job.finished, job.writer, job.console, pass_index, keep)
+
+
+@contextmanager
+def _serving(variant: Variant, options: BenchOptions, log: Path) -> Iterator[Endpoint]:
+    """A server of the variant: started for the block, or the one that is running at its URL."""
+    if variant.url:
+        yield Endpoint.connect(variant.url)
+        return
+    with running(server_spec(variant, options), log_path=log) as endpoint:
+        yield endpoint
+
+
+def _with_points(run: BenchRun, points: Sequence[Point]) -> BenchRun:
+    return run.model_copy(update={"points": (*run.points, *points)})
 
 
 def _with_outcome(run: BenchRun, variant: Variant, outcome: Outcome) -> BenchRun:

@@ -2,31 +2,36 @@
 
 from collections.abc import Sequence
 
+from bench.buckets import Bucket
 from bench.compare import ALL_TASKS, Comparison, Estimate
+from bench.conditions import DEFAULT_POINT
 from bench.metrics import PointMetrics
-from bench.records import BASELINE
 from speculators.schema import Strict
 
 
 class Cell(Strict):
-    """One variant on one task: its metrics, the two quantities with intervals, and the comparison with the baseline.
+    """One variant on one task at one load: metrics, two quantities with intervals, comparison with the baseline.
 
     `marginal[i]` is the share of all steps that accepted position i, `conditional[i]` the share among the steps that
-    accepted every position before.
+    accepted every position before. The buckets are empty where no request tells its steps in order.
     """
 
     task: str
     variant: str
+    point: str = DEFAULT_POINT
     metrics: PointMetrics
     acceptance_length: Estimate | None
     time_per_token: Estimate | None
     speed_up: Comparison | None
     marginal: tuple[float | None, ...]
     conditional: tuple[float | None, ...]
+    by_output_position: tuple[Bucket, ...] = ()
+    by_context_length: tuple[Bucket, ...] = ()
 
 
-def answer(cells: Sequence[Cell]) -> tuple[str, str]:
-    """The two sentences, for the fastest variant over all tasks."""
+def answer(all_cells: Sequence[Cell], points: Sequence[str]) -> tuple[str, str]:
+    """The two sentences, for the fastest variant over all tasks at the first load; the others in passing."""
+    cells = [cell for cell in all_cells if cell.point == points[0]]
     overall = [cell.speed_up for cell in cells if cell.task == ALL_TASKS and cell.speed_up]
     if not overall:
         return "No variant could be compared with the plain verifier.", "See below for what was skipped or failed."
@@ -38,9 +43,12 @@ def answer(cells: Sequence[Cell]) -> tuple[str, str]:
         ordered = sorted(mine, key=lambda c: c.estimate)
         top, bottom = ordered[-1], ordered[0]
         parts.append(f"it does best on {_at(top.task, top)} and least well on {_at(bottom.task, bottom)}")
+    parts += _at_other_loads(best.variant, all_cells, points)
     others = [_at(c.variant, c) for c in overall if c is not best]
     if others:
         parts.append("over all tasks " + ", ".join(others[:-1]) + (" and " if others[:-1] else "") + others[-1])
+    if best.verdict == "inconclusive" and best.prompts_needed:
+        parts.append(f"about {best.prompts_needed} prompts would settle it")
     text = "; ".join(parts)
     return headline, text[:1].upper() + text[1:] + "."
 
@@ -58,7 +66,18 @@ def _figures(best: Comparison, cells: Sequence[Cell]) -> str:
     times = {c.variant: c.metrics.tpot_s.mean for c in cells if c.task == ALL_TASKS and c.metrics.tpot_s}
     few = f"{best.num_prompts} prompts are too few for an interval"
     known = f"95% interval {best.low:.2f} to {best.high:.2f} over {best.num_prompts} prompts" if best.low else few
-    return f"{known}, {times[best.variant] * 1000:.1f} ms a token instead of {times[BASELINE] * 1000:.1f} ms"
+    return f"{known}, {times[best.variant] * 1000:.1f} ms a token instead of {times[best.reference] * 1000:.1f} ms"
+
+
+def _at_other_loads(variant: str, cells: Sequence[Cell], points: Sequence[str]) -> list[str]:
+    at = {c.point: c.speed_up for c in cells if (c.variant, c.task) == (variant, ALL_TASKS) and c.speed_up}
+    told = [f"{at[point].estimate:.2f}× at {load_name(point)}" for point in points[1:] if point in at]
+    return [", ".join(told)] if told else []
+
+
+def load_name(point: str) -> str:
+    """A load point in words."""
+    return f"concurrency {point[1:]}" if point.startswith("c") else f"{point[1:]} requests/s"
 
 
 def _at(name: str, comparison: Comparison) -> str:

@@ -1,4 +1,4 @@
-"""The extraction server of one `speculators extract`: started for it, or the one that `--endpoint` names."""
+"""The extraction servers of one `speculators extract`: one that is started for it, or those that `--endpoint` names."""
 
 import os
 import re
@@ -29,29 +29,22 @@ class ExtractionServer(NamedTuple):
 
 
 @contextmanager
-def extraction_endpoint(
+def extraction_endpoints(
     options: ExtractOptions, aux_layer_ids: tuple[int, ...], longest: int
-) -> Iterator[ExtractionServer]:
-    """A server for the length of the block; its log is `vllm.log` in the output directory.
+) -> Iterator[tuple[ExtractionServer, ...]]:
+    """Servers for the length of the block; the log of a started one is `vllm.log` in the output directory.
 
     Args:
-        options: verifier, endpoint or vLLM to start, storage.
+        options: verifier, endpoints or vLLM to start, storage.
         aux_layer_ids: resolved layers.
         longest: tokens of the longest sample.
 
     Raises:
-        UserError: as `serve.vllm.running`, or the endpoint does not answer or takes only shorter samples.
+        UserError: as `serve.vllm.running`, or an endpoint does not answer or takes only shorter samples.
     """
     if options.endpoint:
         assert options.storage_path is not None
-        endpoint = Endpoint.connect(options.endpoint)
-        limit = endpoint.max_model_len()
-        if limit is not None and limit <= longest:
-            raise UserError(
-                f"--endpoint: {options.endpoint} takes {limit} tokens (--max-model-len), the longest sample and its "
-                f"one-token answer need {longest + 1}; start the server with more."
-            )
-        yield ExtractionServer(endpoint.base_url, endpoint.model, options.storage_path)
+        yield tuple(_connect(url, options.storage_path, longest) for url in options.endpoint)
         return
     with _storage(options) as storage:
         spec = extraction_spec(
@@ -62,8 +55,19 @@ def extraction_endpoint(
             tensor_parallel_size=options.tensor_parallel_size,
             vllm=options.vllm,
         )
-        with running(spec, options.output / "vllm.log") as endpoint:
-            yield ExtractionServer(endpoint.base_url, endpoint.model, storage)
+        with running(spec, options.file("vllm.log")) as endpoint:
+            yield (ExtractionServer(endpoint.base_url, endpoint.model, storage),)
+
+
+def _connect(url: str, storage_path: Path, longest: int) -> ExtractionServer:
+    endpoint = Endpoint.connect(url)
+    limit = endpoint.max_model_len()
+    if limit is not None and limit <= longest:
+        raise UserError(
+            f"--endpoint: {url} takes {limit} tokens (--max-model-len), the longest sample and its "
+            f"one-token answer need {longest + 1}; start the server with more."
+        )
+    return ExtractionServer(endpoint.base_url, endpoint.model, storage_path)
 
 
 @contextmanager

@@ -3,20 +3,25 @@
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from serve import auto_tokens
+from serve.command import ServeSpec
 from serve.fit import is_hub_id
-from serve.spec import ServeSpec, draft_spec, extraction_spec, plain_spec
+from serve.spec import Method, draft_spec, extraction_spec, method_spec, plain_spec
 from speculators import checkpoint
 from speculators.errors import UserError
 from speculators.schema import Strict
 from speculators.verifier import Verifier
 
+AUTO = "auto"
+
 
 class ServeOptions(Strict):
     """Serve a draft with its verifier, a plain verifier, or an extraction server.
 
-    Options not listed here go to vLLM as they are, for example --max-model-len 4096.
+    Options not listed here go to vLLM as they are, for example --max-model-len 4096. Servers in the background are
+    looked after by `speculators serve status|logs|stop [NAME]` (a model of such a name is given as ./status).
     """
 
     model: str = Field(
@@ -24,22 +29,51 @@ class ServeOptions(Strict):
         json_schema_extra={"argument": True},
     )
     port: int = Field(8000, ge=1, le=65535, description="Port to listen on.")
-    host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 for every one.")
+    host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 for every one (then give --api-key too).")
     tensor_parallel_size: int | None = Field(
         None, ge=1, description="Devices that share the model.", json_schema_extra={"flags": ["-tp"]}
     )
     verifier: str | None = Field(None, description="Another verifier for the draft, such as an FP8 copy of its own.")
-    num_speculative_tokens: int | None = Field(None, description="Tokens drafted a step; default: as trained.")
+    num_speculative_tokens: int | str | None = Field(
+        None, description="Tokens drafted a step, or auto: the fastest by a bench report; default: as trained."
+    )
+    report: Path | None = Field(
+        None, description="Bench report for auto; default: bench/ in the draft's run or beside it."
+    )
     speculation: bool = Field(True, description="With --no-speculation, a draft's verifier is served alone.")
+    method: Method | None = Field(
+        None,
+        description="Speculate with a plain verifier and no training, for comparisons; suffix needs "
+        "arctic-inference, draft_model needs --draft.",
+    )
+    draft: str | None = Field(None, description="Smaller model for --method draft_model.")
     hidden_states_path: Path | None = Field(
         None, description="Serve for extraction: directory that gets the hidden states' files."
     )
     aux_layer_ids: tuple[int, ...] = Field(
         (), description="Layers to extract, ascending; default: early, middle, late."
     )
+    daemon: str | None = Field(None, description="Serve in the background under this name.", min_length=1)
+    wait: bool = Field(False, description="With --daemon: return when the server answers.")
+    wait_s: float = Field(600, gt=0, description="With --wait: seconds after which it is given up and stopped.")
     vllm: str | None = Field(None, description="vLLM to start: a virtual environment, a Python, or a vllm executable.")
     dry_run: bool = Field(False, description="Print command and environment, start nothing.")
+    json_output: bool = Field(
+        False,
+        description="Print what --dry-run, --daemon or status shows as one JSON document.",
+        json_schema_extra={"flags": ["--json"]},
+    )
     vllm_args: tuple[str, ...] = ()
+
+    @field_validator("num_speculative_tokens")
+    @classmethod
+    def _number_or_auto(cls, value: int | str | None) -> int | str | None:
+        """The command line gives text."""
+        if not isinstance(value, str) or value == AUTO:
+            return value
+        if not value.lstrip("-").isdigit():
+            raise ValueError(f"must be a whole number or {AUTO}")
+        return int(value)
 
 
 def spec_of(options: ServeOptions) -> ServeSpec:
@@ -49,7 +83,10 @@ def spec_of(options: ServeOptions) -> ServeSpec:
         UserError: options that contradict each other, or whatever the spec's builder refuses.
     """
     model = Path(options.model)
-    is_draft = model.exists() and checkpoint.is_draft(model)
+    try:
+        is_draft = model.exists() and checkpoint.is_draft(model)
+    except PermissionError:
+        raise UserError(f"{model}: cannot be read (permission denied); let this user read it.") from None
     _check(options, is_draft)
     common: dict[str, Any] = {
         "port": options.port,
@@ -62,17 +99,32 @@ def spec_of(options: ServeOptions) -> ServeSpec:
         layers = options.aux_layer_ids or Verifier.read(model).default_aux_layer_ids()
         return extraction_spec(options.model, layers, options.hidden_states_path, **common)
     if is_draft and options.speculation:
-        tokens = options.num_speculative_tokens
-        return draft_spec(model, verifier=options.verifier, num_speculative_tokens=tokens, **common)
+        return _draft_spec(model, options, common)
     if is_draft:
         return plain_spec(options.verifier or checkpoint.read_config(checkpoint.resolve(model)).verifier, **common)
+    if options.method:
+        tokens = options.num_speculative_tokens
+        assert not isinstance(tokens, str)
+        return method_spec(options.model, options.method, draft=options.draft, num_speculative_tokens=tokens, **common)
     return plain_spec(options.model, **common)
+
+
+def _draft_spec(model: Path, options: ServeOptions, common: dict[str, Any]) -> ServeSpec:
+    tokens = options.num_speculative_tokens
+    if not isinstance(tokens, str):
+        return draft_spec(model, verifier=options.verifier, num_speculative_tokens=tokens, **common)
+    directory = checkpoint.resolve(model)
+    config = checkpoint.read_config(directory)
+    choice = auto_tokens.choose(directory, config, options.verifier or config.verifier, options.report)
+    spec = draft_spec(model, verifier=options.verifier, num_speculative_tokens=choice.num_speculative_tokens, **common)
+    told = f"--num-speculative-tokens auto: {choice.num_speculative_tokens} ({choice.reason})."
+    return spec.model_copy(update={"notes": (*spec.notes, told)})
 
 
 def _check(options: ServeOptions, is_draft: bool) -> None:
     given = {
         "--verifier": options.verifier,
-        "--num-speculative-tokens": options.num_speculative_tokens,
+        "--num-speculative-tokens": None if options.method else options.num_speculative_tokens,
         "--no-speculation": None if options.speculation else True,
     }
     wrong = [flag for flag, value in given.items() if value is not None]
@@ -81,9 +133,22 @@ def _check(options: ServeOptions, is_draft: bool) -> None:
         raise UserError(
             f"{wrong[0]}: {options.model} is {what}; this option needs a draft's run or checkpoint directory."
         )
-    if options.hidden_states_path and is_draft:
+    for_verifiers = {"--method": options.method, "--hidden-states-path": options.hidden_states_path}
+    not_for_drafts = [flag for flag, value in for_verifiers.items() if value]
+    if not_for_drafts and is_draft:
         raise UserError(
-            f"--hidden-states-path: {options.model} is a draft; hidden states are the verifier's, give its directory."
+            f"{not_for_drafts[0]}: {options.model} is a draft; this option is for a verifier, give its directory."
         )
-    if options.aux_layer_ids and not options.hidden_states_path:
-        raise UserError("--aux-layer-ids: only for extraction; give --hidden-states-path too.")
+    needs = (
+        ("--aux-layer-ids", options.aux_layer_ids, "--hidden-states-path", options.hidden_states_path),
+        ("--draft", options.draft, "--method draft_model", options.method),
+        ("--report", options.report, "--num-speculative-tokens auto", options.num_speculative_tokens == AUTO),
+        ("--wait", options.wait, "--daemon NAME", options.daemon),
+    )
+    for flag, asked, wanted, present in needs:
+        if asked and not present:
+            raise UserError(f"{flag}: only with {wanted}; give that too, or leave {flag} out.")
+    if options.method and options.hidden_states_path:
+        raise UserError("--method: an extraction server has its own; leave --method or --hidden-states-path out.")
+    if options.method and options.num_speculative_tokens == AUTO:
+        raise UserError(f"--num-speculative-tokens: {AUTO} is for drafts; give a number for --method {options.method}.")

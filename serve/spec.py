@@ -1,75 +1,36 @@
-"""What to start: a draft, a plain verifier, or an extraction server becomes vLLM's command line and environment.
+"""What to start: a draft, a plain verifier, a method without training, or an extraction server becomes a `ServeSpec`.
 
-Nothing is started here. A flag of the user's that repeats one of ours replaces it, in any of vLLM's spellings.
+Everything that can be checked without starting vLLM is checked here. Nothing is started.
 """
 
 import json
-import os
-import socket
-from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal
 
-from serve.fit import check_fits, check_model, check_tokens
-from serve.program import VllmProgram, find
+from serve.command import Common, ServeSpec, assemble
+from serve.command import free_port as free_port
+from serve.fit import (
+    check_fits,
+    check_model,
+    check_pipeline,
+    check_tokens,
+    check_vocabulary_maps,
+    check_vocabulary_size,
+    differences,
+)
+from serve.program import find
 from speculators import checkpoint
 from speculators.data.extract_options import check_layer_ids
-from speculators.schema import Strict
+from speculators.errors import UserError
 from speculators.verifier import Verifier
 
-ENTRY = Path(__file__).parent / "vllm_side" / "entry.py"
 MINIMUM = {"dflash": (0, 20), "eagle3": (0, 18)}
 MINIMUM_FOR_EXTRACTION = (0, 18)
+Method = Literal["ngram", "suffix", "draft_model"]
+# K when none is asked for; suffix decoding takes it as a limit, and 24 is vLLM's own (suffix_decoding_max_tree_depth).
+METHOD_TOKENS: dict[Method, int] = {"ngram": 5, "suffix": 24, "draft_model": 5}
+_LOOKUP = {"prompt_lookup_min": 2, "prompt_lookup_max": 5}  # lengths of the n-grams that are looked for in the context
 _CPU_CONNECTOR = ("CpuHiddenStatesConnector", "cpu_connector")
-_GIB = 1 << 30
-
-
-class ServeSpec(Strict):
-    """A vLLM server that can be started.
-
-    Attributes:
-        command: the whole argument vector, interpreter first.
-        environment: variables to add to the caller's environment.
-        host, port: where it listens.
-        model: what the server is asked to serve (a path or a hub id).
-        verifier, draft, algorithm: what that means; draft and algorithm are None without speculation.
-        num_speculative_tokens: K, or None without speculation or when only vLLM knows it (a hub id).
-        vllm_version: of the vLLM in `command`.
-    """
-
-    command: tuple[str, ...]
-    environment: dict[str, str]
-    host: str
-    port: int
-    model: str
-    verifier: str | None
-    draft: str | None = None
-    algorithm: str | None = None
-    num_speculative_tokens: int | None = None
-    vllm_version: str
-
-    @property
-    def base_url(self) -> str:
-        """Root of the HTTP server, without `/v1`."""
-        host = "127.0.0.1" if self.host in ("0.0.0.0", "::", "") else self.host
-        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
-
-    def summary(self) -> list[tuple[str, str]]:
-        """Label and value of each line that `speculators serve` shows."""
-        lines = [("verifier", self.verifier or f"as {self.model} says"), ("draft", self.draft or "none")]
-        if self.algorithm:
-            lines += [("algorithm", self.algorithm), ("speculative tokens", str(self.num_speculative_tokens))]
-        return [*lines, ("endpoint", f"{self.base_url}/v1"), ("vLLM", self.vllm_version)]
-
-
-class _Common(NamedTuple):
-    """What every builder takes."""
-
-    port: int | None
-    host: str
-    extra_args: tuple[str, ...]
-    tensor_parallel_size: int | None
-    program: VllmProgram
 
 
 def plain_spec(
@@ -94,8 +55,8 @@ def plain_spec(
         UserError: no such directory, or no vLLM.
     """
     check_model(verifier)
-    common = _Common(port, host, extra_args, tensor_parallel_size, find(vllm))
-    return _spec(common, str(verifier), {}, verifier=str(verifier))
+    common = Common(port, host, extra_args, tensor_parallel_size, find(vllm))
+    return assemble(common, str(verifier), {}, verifier=str(verifier))
 
 
 def draft_spec(
@@ -118,25 +79,79 @@ def draft_spec(
         port, host, extra_args, tensor_parallel_size, vllm: as in `plain_spec`.
 
     Raises:
-        UserError: nothing to serve there, tensors that don't fit the config, a verifier that doesn't fit the draft,
-            more speculative tokens than the draft has, no vLLM or one that is too old.
+        UserError: nothing to serve there, tensors or vocabulary maps that don't fit the config, a verifier that
+            doesn't fit the draft, more speculative tokens than the draft has, pipeline parallelism that vLLM would
+            refuse, no vLLM or one that is too old.
     """
     directory = checkpoint.resolve(Path(draft))
     config = checkpoint.read_config(directory)
     checkpoint.check_tensors(directory, config)
-    check_fits(directory, config, str(verifier or config.verifier))
+    check_vocabulary_maps(directory, config)
+    served = str(verifier or config.verifier)
+    check_fits(directory, config, served)
     tokens = check_tokens(directory, config, num_speculative_tokens)
     program = find(vllm)
-    program.check_at_least(MINIMUM[config.algorithm], f"{config.algorithm} drafts")
-    common = _Common(port, host, extra_args, tensor_parallel_size, program)
+    program.check_at_least(MINIMUM.get(config.algorithm, (0, 0)), f"{config.algorithm} drafts")
+    common = Common(port, host, extra_args, tensor_parallel_size, program)
+    if common.is_pipelined:
+        check_pipeline(served, f"{config.algorithm} drafts", program.is_cpu)
     facts: dict[str, Any] = {"draft": str(directory), "algorithm": config.algorithm, "num_speculative_tokens": tokens}
-    if tokens == config.num_speculative_tokens and (
-        verifier is None or Path(verifier).resolve() == Path(config.verifier).resolve()
-    ):
-        return _spec(common, str(directory), {}, verifier=config.verifier, **facts)
+    notes = differences(config, served)
+    if tokens == config.num_speculative_tokens and Path(served).resolve() == Path(config.verifier).resolve():
+        return assemble(common, str(directory), {}, notes, verifier=config.verifier, **facts)
     speculation = {"model": str(directory), "method": config.algorithm, "num_speculative_tokens": tokens}
-    served = str(verifier or config.verifier)
-    return _spec(common, served, {"--speculative-config": json.dumps(speculation)}, verifier=served, **facts)
+    return assemble(common, served, {"--speculative-config": json.dumps(speculation)}, notes, verifier=served, **facts)
+
+
+def method_spec(
+    verifier: str | Path,
+    method: Method,
+    *,
+    draft: str | None = None,
+    num_speculative_tokens: int | None = None,
+    port: int | None = None,
+    host: str = "127.0.0.1",
+    extra_args: tuple[str, ...] = (),
+    tensor_parallel_size: int | None = None,
+    vllm: str | None = None,
+) -> ServeSpec:
+    """The verifier with a way to speculate that needs no training, for comparisons.
+
+    Args:
+        verifier: model directory, or a hub id that vLLM resolves.
+        method: `ngram` and `suffix` repeat what the context holds, `draft_model` asks a smaller model.
+        draft: the smaller model (directory or hub id); only for `draft_model`, which needs it.
+        num_speculative_tokens: None means 5, for `suffix` at most 24.
+        port, host, extra_args, tensor_parallel_size, vllm: as in `plain_spec`.
+
+    Raises:
+        UserError: no such model, one of another vocabulary size, K below 1, no vLLM, or for `suffix` a vLLM without
+            the package arctic-inference.
+    """
+    check_model(verifier)
+    if (draft is not None) != (method == "draft_model"):
+        wanted = "give the smaller model" if draft is None else "only --method draft_model takes one"
+        raise UserError(f"--draft: {draft or 'none'} does not go with --method {method}; {wanted}.")
+    tokens = METHOD_TOKENS[method] if num_speculative_tokens is None else num_speculative_tokens
+    if tokens < 1:
+        raise UserError(f"--num-speculative-tokens: {tokens} is not possible for --method {method}; give 1 or more.")
+    speculation: dict[str, Any] = {"method": method, "num_speculative_tokens": tokens}
+    if method == "ngram":
+        speculation |= _LOOKUP
+    if draft is not None:
+        check_model(draft)
+        check_vocabulary_size(draft, str(verifier))
+        speculation["model"] = draft
+    program = find(vllm)
+    if method == "suffix" and not program.has_arctic:
+        raise UserError(
+            f"--method: suffix needs the package arctic-inference beside vLLM, and {program.python} has none; "
+            f"install it there (`{program.python} -m pip install arctic-inference`), or use --method ngram."
+        )
+    common = Common(port, host, extra_args, tensor_parallel_size, program)
+    flags: dict[str, str | None] = {"--speculative-config": json.dumps(speculation)}
+    facts: dict[str, Any] = {"draft": draft, "algorithm": method, "num_speculative_tokens": tokens}
+    return assemble(common, str(verifier), flags, verifier=str(verifier), **facts)
 
 
 def extraction_spec(
@@ -159,12 +174,16 @@ def extraction_spec(
         port, host, extra_args, tensor_parallel_size, vllm: as in `plain_spec`.
 
     Raises:
-        UserError: layers that the verifier does not have, no such directory, no vLLM or one that is too old.
+        UserError: layers that the verifier does not have, no such directory, pipeline parallelism that vLLM would
+            refuse, no vLLM or one that is too old.
     """
     facts = Verifier.read(verifier)
     check_layer_ids(aux_layer_ids, facts)
     program = find(vllm)
     program.check_at_least(MINIMUM_FOR_EXTRACTION, "hidden-state extraction")
+    common = Common(port, host, extra_args, tensor_parallel_size, program)
+    if common.is_pipelined:
+        check_pipeline(str(verifier), "hidden-state extraction", program.is_cpu)
     speculation = {
         "method": "extract_hidden_states",
         "num_speculative_tokens": 1,
@@ -182,63 +201,4 @@ def extraction_spec(
         "--kv-transfer-config": json.dumps(transfer),
         "--no-enable-prefix-caching": None,
     }
-    common = _Common(port, host, extra_args, tensor_parallel_size, program)
-    return _spec(common, str(verifier), flags, verifier=str(verifier))
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    """A port that was free a moment ago."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
-        listener.bind((host, 0))
-        return int(listener.getsockname()[1])
-
-
-def _spec(common: _Common, model: str, flags: dict[str, str | None], **facts: Any) -> ServeSpec:
-    given = _given_flags(common.extra_args)
-    host = given.get("host") or common.host
-    port = int(given.get("port") or common.port or free_port(host))
-    ours: dict[str, str | None] = {"--host": host, "--port": str(port), **flags}
-    if common.tensor_parallel_size:
-        ours["--tensor-parallel-size"] = str(common.tensor_parallel_size)
-    command = [common.program.python, str(ENTRY), "serve", model]
-    for flag, value in ours.items():
-        if _canonical(flag) not in given:
-            command += [flag] if value is None else [flag, value]
-    added = _environment(common.program, local=Path(facts["verifier"]).exists())
-    return ServeSpec(
-        command=(*command, *common.extra_args),
-        environment={k: v for k, v in added.items() if k not in os.environ},
-        host=host,
-        port=port,
-        model=model,
-        vllm_version=common.program.version + (" (CPU)" if common.program.is_cpu else ""),
-        **facts,
-    )
-
-
-_SHORT = {"-tp": "tensor-parallel-size", "-sc": "speculative-config"}
-
-
-def _canonical(flag: str) -> str:
-    name = flag.partition("=")[0]
-    return _SHORT.get(name) or name.lstrip("-").replace("_", "-").removeprefix("no-")
-
-
-def _given_flags(extra_args: tuple[str, ...]) -> dict[str, str]:
-    """Canonical name -> value ("" if none) of every flag: `--a_b=c`, `--a-b c` and `-tp 2` are all read."""
-    given = {}
-    for arg, following in zip_longest(extra_args, extra_args[1:], fillvalue="-"):
-        if arg.startswith("-"):
-            _, equals, value = arg.partition("=")
-            given[_canonical(arg)] = value if equals else "" if following.startswith("-") else following
-    return given
-
-
-def _environment(program: VllmProgram, local: bool) -> dict[str, str]:
-    environment = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-    if local:  # a local model needs no network; without this a machine without one waits for timeouts
-        environment["HF_HUB_OFFLINE"] = "1"
-    if program.is_cpu:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        environment["VLLM_CPU_KVCACHE_SPACE"] = str(min(16, max(1, memory // (5 * _GIB))))  # GiB, all of it is touched
-    return environment
+    return assemble(common, str(verifier), flags, verifier=str(verifier))

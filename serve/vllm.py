@@ -5,7 +5,6 @@ ends, by whatever way. Should this process be killed outright, the guard in `vll
 """
 
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -14,23 +13,23 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 from rich.console import Console
 
+from serve.command import ServeSpec
 from serve.endpoint import Endpoint, is_healthy
-from serve.spec import ServeSpec
+from serve.explain import explain
+from serve.memory import check_memory
 from serve.vllm_side.entry import ASKED_S, GUARDED, ORPHANED_S, group_members
 from speculators.errors import UserError
 
 STOP_TIMEOUT_S = 2 * ASKED_S + ORPHANED_S + 5
 _POLL_S = 0.25
 _TAIL_BYTES = 256 << 10
-_ERROR = re.compile(r"(?:^|\s)((?:[\w.]*(?:Error|Exception)|error)\b: .*|[\w.]*(?:Error|Exception))$")
-_CONSEQUENCES = ("Engine core initialization failed", "See root cause above", "WorkerProc initialization failed")
 
 
 @contextmanager
@@ -43,28 +42,28 @@ def running(spec: ServeSpec, log_path: Path | None = None, timeout_s: float = 60
         timeout_s: for the start.
 
     Raises:
-        UserError: the port is in use, vLLM was not ready in time, it died at its start, or the block failed because it
-            died (its last error lines are in the sentence).
+        UserError: the port is in use, memory is short, vLLM was not ready in time, it died at its start, or the block
+            failed because it died (its last error lines are in the sentence).
     """
-    check_port(spec)
+    check_start(spec)
     temporary = log_path is None
     log = log_path or Path(tempfile.gettempdir()) / f"speculators-vllm-{os.getpid()}-{spec.port}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
-        process = _start(spec, stdout=output)
+        process = start(spec, stdout=output)
     ready = False
     try:
-        _wait_until_ready(spec, process, log, timeout_s)
+        wait_until_ready(spec, process.poll, log, timeout_s)
         endpoint = Endpoint.connect(spec.base_url)
         ready = True
         yield endpoint
     except Exception as error:
         if not ready or process.poll() is None:
             raise
-        raise UserError(f"vLLM died while it served {spec.model}: {explain(_tail(log))} (whole log: {log})") from error
+        raise UserError(f"vLLM died while it served {spec.model}: {explain(tail(log))} (whole log: {log})") from error
     finally:
         well = ready and process.poll() is None
-        _stop(process)
+        stop(process)
         if temporary and well:
             log.unlink(missing_ok=True)
 
@@ -76,10 +75,11 @@ def foreground(spec: ServeSpec) -> int:
         vLLM's exit code, 130 when it was interrupted.
 
     Raises:
-        UserError: the port is in use, or vLLM died before it was ready (its last error lines are in the sentence).
+        UserError: the port is in use, memory is short, or vLLM died before it was ready (its last error
+            lines are in the sentence).
     """
-    check_port(spec)
-    process = _start(spec, stdout=subprocess.PIPE)
+    check_start(spec)
+    process = start(spec, stdout=subprocess.PIPE)
     assert process.stdout is not None
     tail: deque[str] = deque(maxlen=2000)
     started = threading.Event()
@@ -98,7 +98,7 @@ def foreground(spec: ServeSpec) -> int:
     try:
         code = process.wait()
     finally:
-        _stop(process)
+        stop(process)
         for number, handler in previous.items():
             signal.signal(number, handler)
     pump.join(timeout=5)
@@ -107,6 +107,12 @@ def foreground(spec: ServeSpec) -> int:
     if code != 0 and not started.is_set():
         raise UserError(f"vLLM died at its start (exit code {code}): {explain(chr(10).join(tail))}")
     return code if code >= 0 else 128 - code
+
+
+def check_start(spec: ServeSpec) -> None:
+    """Raises UserError when the server cannot start now: its port is taken, or its memory is not there."""
+    check_port(spec)
+    check_memory(spec)
 
 
 def check_port(spec: ServeSpec) -> None:
@@ -124,25 +130,14 @@ def check_port(spec: ServeSpec) -> None:
             ) from None
 
 
-def explain(log: str, lines: int = 3) -> str:
-    """The last lines of vLLM's log that say what went wrong, in order, without prefixes and repetitions."""
-    cleaned = [_without_prefix(line) for line in log.splitlines()]
-    errors = [
-        m[1].strip() for line in cleaned if (m := _ERROR.search(line)) and not any(c in line for c in _CONSEQUENCES)
-    ]
-    chosen = list(dict.fromkeys(errors)) or [line for line in cleaned if line.strip()]
-    return " | ".join(line[:300] for line in chosen[-lines:]) or "it printed nothing"
+def start(spec: ServeSpec, stdout: IO[bytes] | int) -> "subprocess.Popen[bytes]":
+    """Start vLLM in a process group of its own.
 
+    The pipe on standard input is never written to: its closing, by whatever ends us, tells the guard to act.
 
-def _without_prefix(line: str) -> str:
-    """Drop `(EngineCore pid=7) ERROR 12-01 08:46:07 [core.py:133] `, colours and indentation."""
-    line = re.sub(r"\x1b\[[\d;]*m", "", line).rstrip()
-    line = re.sub(r"^(?:\([\w-]+ pid=\d+\)\s*)+", "", line)
-    return re.sub(r"^(?:INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\]\s?", "", line)
-
-
-def _start(spec: ServeSpec, stdout: IO[bytes] | int) -> "subprocess.Popen[bytes]":
-    """The pipe on standard input is never written to: its closing, by whatever ends us, tells the guard to act."""
+    Raises:
+        UserError: the interpreter cannot be run.
+    """
     try:
         return subprocess.Popen(
             spec.command,
@@ -156,24 +151,29 @@ def _start(spec: ServeSpec, stdout: IO[bytes] | int) -> "subprocess.Popen[bytes]
         raise UserError(f"vLLM could not be started: {spec.command[0]}: {error.strerror}.") from None
 
 
-def _wait_until_ready(spec: ServeSpec, process: "subprocess.Popen[bytes]", log: Path, timeout_s: float) -> None:
+def wait_until_ready(spec: ServeSpec, poll: Callable[[], int | None], log: Path, timeout_s: float) -> None:
+    """Return when the server answers. `poll` gives its exit code once it has ended.
+
+    Raises:
+        UserError: it has ended (why is in the sentence), or does not answer in time.
+    """
     started = time.monotonic()
     with Console(stderr=True).status("") as status:
         while not is_healthy(spec.base_url):
             waited = time.monotonic() - started
-            if process.poll() is not None:
-                raise UserError(
-                    f"vLLM died at its start (exit code {process.returncode}): {explain(_tail(log))} (whole log: {log})"
-                )
+            code = poll()
+            if code is not None:
+                raise UserError(f"vLLM died at its start (exit code {code}): {explain(tail(log))} (whole log: {log})")
             if waited > timeout_s:
                 raise UserError(
-                    f"vLLM was not ready after {timeout_s:.0f} s (log: {log}); its last lines: {explain(_tail(log))}"
+                    f"vLLM was not ready after {timeout_s:.0f} s (log: {log}); its last lines: {explain(tail(log))}"
                 )
             status.update(f"starting vLLM for {spec.draft or spec.model} on port {spec.port}: {waited:.0f} s")
             time.sleep(_POLL_S)
 
 
-def _tail(log: Path) -> str:
+def tail(log: Path) -> str:
+    """The end of a log, enough for `explain`."""
     with log.open("rb") as stream:
         stream.seek(max(0, log.stat().st_size - _TAIL_BYTES))
         return stream.read().decode("utf-8", "replace")
@@ -190,7 +190,7 @@ def _pump(source: IO[bytes], tail: "deque[str]", started: threading.Event) -> No
             print(line, file=sys.stderr, flush=True)
 
 
-def _stop(process: "subprocess.Popen[bytes]") -> None:
+def stop(process: "subprocess.Popen[bytes]") -> None:
     """Close the pipe: the guard then ends vLLM, gently first. Wait until the group is gone, then kill what is left.
 
     A second Ctrl-C while waiting goes straight to the kill.

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 CHECKPOINTS = "checkpoints"
 BEST = "best.json"
+# vLLM reads this one tensor from a file of its own, which it looks for by name.
+MASK_EMBEDDING, MASK_EMBEDDING_FILE = "mask_embedding", "mask_embedding.pt"
 _MAX_HEADER_BYTES = 100 << 20
 
 
@@ -82,6 +84,8 @@ def read_config(checkpoint: Path) -> DraftConfig:
     raw = read_json_dict(file, "a draft's config")
     if "speculators_model_type" not in raw:
         raise UserError(f"{file}: has no speculators_model_type, so it is not a draft in speculators format.")
+    if (checkpoint / MASK_EMBEDDING_FILE).exists():
+        raw["learn_mask_embedding"] = True
     return lookup(str(raw["speculators_model_type"]), str(file)).config.from_json(raw, str(file))
 
 
@@ -115,16 +119,39 @@ def check_tensors(checkpoint: Path, config: DraftConfig) -> None:
         UserError: names the first tensor that is missing, unknown or of another shape.
     """
     file = checkpoint / "model.safetensors"
-    header = read_header(file)
+    found = {name: shape for name, (_, shape) in read_header(file).items()}
     wanted = config.tensor_shapes()
-    for name, shape in wanted.items():
-        if name not in header:
-            raise UserError(f"{file}: the tensor {name} {list(shape)} is missing; config.json asks for it.")
-        if header[name][1] != shape:
-            raise UserError(f"{file}: {name} has shape {list(header[name][1])}, config.json asks for {list(shape)}.")
-    unknown = sorted(set(header) - set(wanted) - {"embed_tokens.weight", "lm_head.weight"})
+    if MASK_EMBEDDING in wanted and not (checkpoint / MASK_EMBEDDING_FILE).exists():
+        raise UserError(
+            f"{checkpoint / MASK_EMBEDDING_FILE}: no such file; config.json asks for a learned mask embedding, without "
+            "it vLLM would take the verifier's."
+        )
+    if MASK_EMBEDDING in wanted:  # needs torch to be read, which a look at names and shapes shall not
+        found[MASK_EMBEDDING] = wanted[MASK_EMBEDDING]
+    check_shapes(str(file), found, config)
+
+
+def check_shapes(where: str, found: dict[str, tuple[int, ...]], config: DraftConfig) -> None:
+    """Compare names and shapes with the config; own embedding and output rows are allowed beyond what it asks for.
+
+    Raises:
+        UserError: names the first tensor that is missing, unknown or of another shape.
+    """
+    ends = {
+        "embed_tokens.weight": (config.vocab_size, config.hidden_size),
+        "lm_head.weight": (config.draft_vocab_size, config.hidden_size),
+    }
+    required = config.tensor_shapes()
+    for name, shape in (ends | required).items():
+        if name not in found:
+            if name not in required:
+                continue
+            raise UserError(f"{where}: the tensor {name} {list(shape)} is missing; config.json asks for it.")
+        if found[name] != shape:
+            raise UserError(f"{where}: {name} has shape {list(found[name])}, config.json asks for {list(shape)}.")
+    unknown = sorted(set(found) - set(required) - set(ends))
     if unknown:
-        raise UserError(f"{file}: the tensor {unknown[0]} is not part of a {config.algorithm} draft with this config.")
+        raise UserError(f"{where}: the tensor {unknown[0]} is not part of a {config.algorithm} draft with this config.")
 
 
 def write(
@@ -132,6 +159,7 @@ def write(
     config: dict[str, Any],
     tensors: "dict[str, torch.Tensor]",
     write_training_state: Callable[[Path], None] | None = None,
+    notes: dict[str, Strict] | None = None,
 ) -> None:
     """Write a checkpoint directory atomically: floating-point tensors as bfloat16, whole or not at all.
 
@@ -139,17 +167,27 @@ def write(
         path: its final name; must not exist.
         config: what `DraftConfig.to_json` gives.
         tensors: by the names that vLLM loads.
-        write_training_state: called with the `training/` directory to fill.
+        write_training_state: called with the `training/` directory to fill; without it there is none.
+        notes: files to lay beside config.json, by name.
     """
+    import torch
     from safetensors.torch import save_file
 
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}.tmp")
     try:
-        (temporary / "training").mkdir(parents=True)
+        temporary.mkdir(parents=True)
         on_disk = {name: t.detach().bfloat16() if t.is_floating_point() else t.detach() for name, t in tensors.items()}
-        save_file({name: t.contiguous().cpu() for name, t in on_disk.items()}, temporary / "model.safetensors")
+        on_disk = {name: t.contiguous().cpu() for name, t in on_disk.items()}
+        mask_embedding = on_disk.pop(MASK_EMBEDDING, None)
+        if mask_embedding is not None:
+            state = {"mask_token_id": config["mask_token_id"], "embedding": mask_embedding}
+            torch.save(state, temporary / MASK_EMBEDDING_FILE)
+        save_file(on_disk, temporary / "model.safetensors")
         write_json(temporary / "config.json", config)
+        for name, note in (notes or {}).items():
+            write_json(temporary / name, note)
         if write_training_state:
+            (temporary / "training").mkdir()
             write_training_state(temporary / "training")
         os.rename(temporary, path)
     finally:
@@ -157,7 +195,31 @@ def write(
 
 
 def read_tensors(checkpoint: Path) -> "dict[str, torch.Tensor]":
-    """All tensors of a checkpoint."""
+    """All tensors of a checkpoint.
+
+    Raises:
+        UserError: the mask embedding's file holds something else.
+    """
     from safetensors.torch import load_file
 
-    return dict(load_file(checkpoint / "model.safetensors"))
+    tensors = dict(load_file(checkpoint / "model.safetensors"))
+    file = checkpoint / MASK_EMBEDDING_FILE
+    return tensors | ({MASK_EMBEDDING: read_mask_embedding(file)} if file.exists() else {})
+
+
+def read_mask_embedding(file: Path) -> "torch.Tensor":
+    """The embedding [H] of the mask token: a tensor, or one under "embedding" (vLLM, `qwen3_dflash.py`).
+
+    Raises:
+        UserError: it holds neither.
+    """
+    import pickle
+
+    import torch
+
+    try:
+        state = torch.load(file, map_location="cpu", weights_only=True)
+        tensor = state["embedding"] if isinstance(state, dict) else state
+        return torch.as_tensor(tensor).reshape(-1)
+    except (OSError, RuntimeError, KeyError, TypeError, EOFError, pickle.UnpicklingError) as error:
+        raise UserError(f"{file}: not a mask embedding that vLLM loads ({str(error).splitlines()[0]}).") from None

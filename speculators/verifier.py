@@ -1,7 +1,7 @@
 """Facts about the verifier, read from its config and tokenizer files alone: no torch, no weights loaded.
 
 The trap: two verifiers with equal shapes can still differ, so a draft and its hidden states are tied to `revision`
-(a hash of config and weights) and `template_hash` (a hash of the chat template), not to a path.
+(a hash of config and weights), `template_hash` and `tokenizer_hash`, not to a path.
 """
 
 import hashlib
@@ -31,6 +31,10 @@ NORM_KINDS: dict[str, NormKind] = {
 }
 
 _HASHED_TAIL_BYTES = 1 << 20
+_VOCABULARY_FILES = (
+    "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model",
+    "tekken.json", "added_tokens.json",
+)  # fmt: skip
 
 
 class Verifier(Strict):
@@ -57,6 +61,7 @@ class Verifier(Strict):
     pad_token_id: int | None
     bos_token_id: int | None
     template_hash: str
+    tokenizer_hash: str = "none"
 
     @classmethod
     def read(cls, path: str | Path) -> "Verifier":
@@ -101,6 +106,7 @@ class Verifier(Strict):
                 pad_token_id=config.get("pad_token_id", outer.get("pad_token_id")),
                 bos_token_id=config.get("bos_token_id", outer.get("bos_token_id")),
                 template_hash=template_hash(directory),
+                tokenizer_hash=tokenizer_hash(directory),
             )
         except KeyError as error:
             raise UserError(
@@ -135,6 +141,17 @@ def template_hash(directory: Path) -> str:
         named = json.loads(config.read_text(encoding="utf-8")).get("chat_template") if config.exists() else None
         template = json.dumps(named) if isinstance(named, list) else named or ""
     return hashlib.sha256(template.encode()).hexdigest()[:16] if template else "none"
+
+
+def tokenizer_hash(directory: Path) -> str:
+    """Short hash of the vocabulary and merges; "none" when there are no such files. `tokenizer.json` holds both, so
+    the older files beside it, which transformers doesn't read then, don't count."""
+    whole = directory / "tokenizer.json"
+    files = [whole] if whole.exists() else [f for name in _VOCABULARY_FILES if (f := directory / name).exists()]
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(f"{file.name}:{file.stat().st_size}".encode() + file.read_bytes())
+    return digest.hexdigest()[:16] if files else "none"
 
 
 def _rope(config: dict[str, Any]) -> dict[str, Any]:

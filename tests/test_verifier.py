@@ -46,6 +46,21 @@ def test_other_weights_and_another_template_are_told_apart_whatever_the_path(tmp
     assert other.template_hash != first.template_hash
 
 
+def test_another_vocabulary_is_told_apart_and_a_copy_is_not(tmp_path):
+    first = tiny_verifier(tmp_path / "a")
+    assert first.tokenizer_hash == "none"
+    seen = set()
+    for name, text in (("vocab.json", "{}"), ("merges.txt", "a b"), ("merges.txt", "a c"), ("tokenizer.json", "{}")):
+        (tmp_path / "a" / name).write_text(text)
+        seen.add(Verifier.read(tmp_path / "a").tokenizer_hash)
+    assert len(seen) == 4
+    tiny_verifier(tmp_path / "b")
+    (tmp_path / "b" / "tokenizer.json").write_text("{}")
+    (tmp_path / "b" / "chat_template.jinja").write_text("{{ messages }}")
+    assert Verifier.read(tmp_path / "b").tokenizer_hash == Verifier.read(tmp_path / "a").tokenizer_hash
+    assert Verifier.read(tmp_path / "b").revision == first.revision
+
+
 @pytest.mark.parametrize(
     ("config", "sentence"),
     [

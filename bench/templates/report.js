@@ -48,16 +48,77 @@
   }
 
   function drawAll() {
-    draw("speed-up", charts.speed_up);
+    for (const [point, figure] of Object.entries(charts.speed_up)) draw("speed-up-" + point, figure);
+    for (const [name, figure] of Object.entries(charts.load)) draw("load-" + name, figure);
     draw("parity", charts.parity);
     const chosen = document.getElementById("position-task");
     if (!chosen) return;
     draw("marginal", charts.positions.marginal[chosen.value]);
     draw("conditional", charts.positions.conditional[chosen.value]);
+    draw("output", charts.buckets.output[chosen.value]);
+    draw("context", charts.buckets.context[chosen.value]);
   }
+
+  // A click on a column's head sorts by it: by the first number of the cells, else by their text.
+  function sort(table, column, head) {
+    const down = head.getAttribute("aria-sort") === "ascending";
+    const key = (row) => row.cells[column] ? row.cells[column].textContent.trim() : "";
+    const number = (text) => parseFloat((text.match(/-?[\d,]*\.?\d+/) || ["NaN"])[0].replace(/,/g, ""));
+    const rows = [...table.tBodies[0].rows];
+    const numeric = head.classList.contains("num");
+    rows.sort((a, b) => {
+      const x = key(a), y = key(b);
+      const order = numeric ? (number(x) - number(y) || isNaN(number(x)) - isNaN(number(y))) : x.localeCompare(y);
+      return down ? -order : order;
+    });
+    for (const row of rows) {
+      row.classList.remove("total");
+      for (const cell of row.querySelectorAll("th.again")) cell.classList.remove("again");
+      table.tBodies[0].append(row);
+    }
+    for (const other of head.parentNode.cells) other.removeAttribute("aria-sort");
+    head.setAttribute("aria-sort", down ? "descending" : "ascending");
+  }
+
+  function asText(table) {
+    return [...table.rows].map((row) => [...row.cells].map((cell) => cell.textContent.trim().replace(/\s+/g, " ")).join("\t")).join("\n");
+  }
+
+  for (const table of document.querySelectorAll(".scroll > table")) {
+    [...table.tHead.rows[0].cells].forEach((head, column) => {
+      head.classList.add("sortable");
+      head.tabIndex = 0;
+      head.addEventListener("click", () => sort(table, column, head));
+      head.addEventListener("keydown", (event) => { if (event.key === "Enter") sort(table, column, head); });
+    });
+    const button = document.createElement("button");
+    button.className = "copy";
+    button.textContent = "copy table";
+    button.addEventListener("click", () => {
+      const area = document.createElement("textarea");  // navigator.clipboard is missing on pages opened from disk
+      area.value = asText(table);
+      document.body.append(area);
+      area.select();
+      document.execCommand("copy");
+      area.remove();
+      button.textContent = "copied";
+    });
+    table.parentNode.after(button);
+  }
+
+  function showLoad() {
+    const load = document.getElementById("load");
+    if (!load) return;
+    for (const part of document.querySelectorAll(".at-load")) part.hidden = part.dataset.point !== load.value;
+    for (const chart of document.querySelectorAll(".at-load:not([hidden]) .chart")) if (chart.data) Plotly.Plots.resize(chart);
+  }
+  const load = document.getElementById("load");
+  if (load) load.addEventListener("change", showLoad);
+  addEventListener("beforeprint", () => { for (const chart of document.querySelectorAll(".chart")) if (chart.data) Plotly.Plots.resize(chart); });
 
   const chosen = document.getElementById("position-task");
   if (chosen) chosen.addEventListener("change", drawAll);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
   drawAll();
+  showLoad();
 })();

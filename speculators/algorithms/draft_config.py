@@ -31,6 +31,8 @@ class DraftConfig(Strict):
     layer_model_type: ClassVar[str]
     aux_layer_ids_key: ClassVar[str]
     recipe: ClassVar[Recipe] = Recipe()
+    # What vLLM takes when the config names no rope_theta.
+    default_rope_theta: ClassVar[float] = 10000.0
 
     verifier: str
     verifier_revision: str = ""
@@ -63,9 +65,13 @@ class DraftConfig(Strict):
     def own_fields(cls, config: dict[str, Any]) -> dict[str, Any]:
         """The inverse of `own_keys`."""
 
+    def layer_keys(self) -> dict[str, Any]:
+        """The algorithm's own keys of `transformer_layer_config`."""
+        return {}
+
     @abstractmethod
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Every tensor of `model.safetensors` with its shape."""
+        """Every tensor of a checkpoint with its shape."""
 
     @classmethod
     @abstractmethod
@@ -142,6 +148,7 @@ class DraftConfig(Strict):
             "attention_bias": False,
             "mlp_bias": False,
             "tie_word_embeddings": False,
+            **self.layer_keys(),
         }
 
     @classmethod
@@ -168,8 +175,7 @@ class DraftConfig(Strict):
                 "vocab_size": layer["vocab_size"],
                 "draft_vocab_size": config.get("draft_vocab_size") or layer["vocab_size"],
                 "rms_norm_eps": layer["rms_norm_eps"],
-                "rope_parameters": layer.get("rope_parameters")
-                or {"rope_theta": layer.get("rope_theta", 10000.0), "rope_type": "default"},
+                "rope_parameters": rope_parameters(layer, cls.default_rope_theta),
                 "max_position_embeddings": layer["max_position_embeddings"],
                 "aux_layer_ids": tuple(config[cls.aux_layer_ids_key]),
                 **cls.own_fields({**config, "speculative_tokens": method["speculative_tokens"]}),
@@ -179,3 +185,13 @@ class DraftConfig(Strict):
                 f"{where}: not a complete {cls.algorithm} config ({error} is missing); vLLM would not load it."
             ) from None
         return validate(cls, fields, where)
+
+
+def rope_parameters(layer: dict[str, Any], default_theta: float) -> dict[str, Any]:
+    """The rotary parameters of a layer config, of transformers 5 (`rope_parameters`) or older (`rope_theta` and
+    `rope_scaling`), in the newer form."""
+    if layer.get("rope_parameters"):
+        return {"rope_theta": default_theta, "rope_type": "default", **layer["rope_parameters"]}
+    scaling = dict(layer.get("rope_scaling") or {})
+    rope_type = scaling.pop("type", None) or "default"
+    return {"rope_theta": layer.get("rope_theta") or default_theta, "rope_type": rope_type, **scaling}

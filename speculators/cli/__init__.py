@@ -25,12 +25,15 @@ COMMANDS: dict[str, Entry] = {
     "regenerate": Entry("speculators.cli.regenerate", "Let the verifier answer prompts: on-policy training data."),
     "prepare": Entry("speculators.cli.prepare", "Turn conversations into tokens, loss masks and a draft vocabulary."),
     "extract": Entry("speculators.cli.extract", "Fill a cache with the verifier's hidden states."),
+    "doctor": Entry("speculators.cli.doctor", "Check everything before hours of training are spent."),
     "train": Entry("speculators.cli.train", "Train a draft (eagle3 or dflash) on cached hidden states."),
     "replay": Entry("speculators.cli.replay", "Predict served acceptance by an exact draft-and-verify walk."),
+    "convert": Entry("speculators.cli.convert", "Turn a draft trained elsewhere into one of ours."),
     "serve": Entry("speculators.cli.serve", "Serve a draft with its verifier, or a plain verifier, with vLLM."),
     "quantize": Entry("speculators.cli.quantize", "Write a block-FP8 copy of a verifier."),
     "bench": Entry("speculators.cli.bench", "Compare drafts on tasks: acceptance length and inter-token latency."),
-    "report": Entry("speculators.cli.report", "Render the report of a bench run again."),
+    "report": Entry("speculators.cli.report", "Render the report of a bench run again, or of several as one."),
+    "gate": Entry("speculators.cli.gate", "Fail when a bench run misses a requirement or is worse than another run."),
 }
 
 

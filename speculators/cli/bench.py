@@ -16,4 +16,4 @@ def run(options: BenchOptions) -> None:
         show(build(options.output), options.output, options.json_output)
 
 
-command = schema_command(BenchOptions, run)
+command = schema_command(BenchOptions, run, config_flags=("--config", "--suite"))

@@ -23,7 +23,11 @@ OptionsT = TypeVar("OptionsT", bound=Strict)
 
 
 def schema_command(
-    schema: type[OptionsT], run: Callable[[OptionsT], None], *, pass_unknown_to: str | None = None
+    schema: type[OptionsT],
+    run: Callable[[OptionsT], None],
+    *,
+    pass_unknown_to: str | None = None,
+    config_flags: tuple[str, ...] = ("--config",),
 ) -> TyperCommand:
     """Make a command whose options are the fields of `schema` and whose body is `run(options)`.
 
@@ -32,11 +36,12 @@ def schema_command(
             from `json_schema_extra={"flags": [...]}`; `json_schema_extra={"argument": True}` makes it positional.
         run: called with the resolved options.
         pass_unknown_to: name of a tuple field that receives every option the schema does not know, untouched.
+        config_flags: what the YAML file may be called by; the first one's name is `config`.
     """
 
     def body(ctx: typer.Context, **given: Any) -> None:
         file = given.pop("config", None)
-        values = _from_file(file, schema) if file else {}
+        values = options_from_file(file, schema) if file else {}
         values.update({name: value for name, value in given.items() if value not in (None, [], ())})
         if pass_unknown_to:
             _check_arguments_first(schema, values)
@@ -47,7 +52,7 @@ def schema_command(
     parameters = [inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
     parameters += [_parameter(name, field) for name, field in fields.items()]
     config = Annotated[
-        Path | None, typer.Option("--config", help="YAML file with any of these options; a flag beats it.")
+        Path | None, typer.Option(*config_flags, help="YAML file with any of these options; a flag beats it.")
     ]
     parameters.append(inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=config))
     body.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -74,7 +79,7 @@ def _check_arguments_first(schema: type[Strict], values: dict[str, Any]) -> None
 def resolve(schema: type[OptionsT], values: dict[str, Any], verbatim: str | None = None) -> OptionsT:
     """Validate raw values; the sentence names options by their flags. `verbatim` names a field not split at commas."""
     for name, field in schema.model_fields.items():
-        if name in values and _is_tuple(field) and name != verbatim:
+        if values.get(name) is not None and _is_tuple(field) and name != verbatim:
             values[name] = _split(values[name])
         if field.is_required() and name not in values:
             shown = name.upper() if _is_argument(field) else f"--{_kebab(name)}"
@@ -95,7 +100,8 @@ def save_resolved(options: Strict, path: Path) -> None:
     write_text(path, yaml.safe_dump(options.model_dump(mode="json"), sort_keys=False))
 
 
-def _from_file(file: Path, schema: type[Strict]) -> dict[str, Any]:
+def options_from_file(file: Path, schema: type[Strict]) -> dict[str, Any]:
+    """The values in a YAML file of options; raises UserError when it is unreadable or has an unknown key."""
     try:
         values = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
     except OSError as error:
@@ -115,7 +121,8 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     inner = _inner_type(field.annotation)
     annotation: Any
     if _is_argument(field):
-        annotation = Annotated[inner | None, typer.Argument(help=help_text, show_default=False)]
+        kind = list[str] | None if _is_tuple(field) else inner | None
+        annotation = Annotated[kind, typer.Argument(help=help_text, show_default=False)]
     else:
         flags = _flags(name, field)
         if inner is bool:
@@ -173,7 +180,7 @@ def _kebab(name: str) -> str:
 
 
 def _split(values: Any) -> list[Any]:
-    if isinstance(values, str):
+    if not isinstance(values, list | tuple):  # a file may hold a single value
         values = [values]
     return [
         part for value in values for part in (value.split(",") if isinstance(value, str) else [value]) if part != ""

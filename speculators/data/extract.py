@@ -38,8 +38,9 @@ class Plan(NamedTuple):
         verifier: whose states.
         cache: open for writing.
         missing: samples that are not in the cache, each once.
-        samples: all samples of the data directory, each counted once.
+        samples: all samples of the data directory, or of the shard, each counted once.
         size_bytes: what the missing ones will take on the disk.
+        to_verify: samples to compare at the end.
     """
 
     verifier: Verifier
@@ -47,6 +48,7 @@ class Plan(NamedTuple):
     missing: list[TokenizedSample]
     samples: int
     size_bytes: int
+    to_verify: list[TokenizedSample]
 
     @property
     def longest(self) -> int:
@@ -84,19 +86,21 @@ def plan(options: ExtractOptions) -> Plan:
     data.check_made_for(verifier)
     aux_layer_ids = options.aux_layer_ids or verifier.default_aux_layer_ids()
     check_layer_ids(aux_layer_ids, verifier)
-    every = {sample.sample_id: sample for split in SPLITS for sample in data.split(split)}
+    every = {
+        sample.sample_id: sample for split in SPLITS for sample in data.split(split) if options.takes(sample.sample_id)
+    }
     longest = max((len(sample.ids) for sample in every.values()), default=0)
     if longest >= verifier.max_position_embeddings:
         raise UserError(
             f"--data: {options.data} has a sample of {longest} tokens, {verifier.path} takes fewer than "
             f"{verifier.max_position_embeddings}; run `speculators prepare` with a smaller --max-length."
         )
-    cache = HiddenStateCache.create(options.output, CacheManifest.of(verifier, aux_layer_ids))
+    cache = HiddenStateCache.create(options.output, CacheManifest.of(verifier, aux_layer_ids, options.store))
     _remove_stale(cache.path)
-    missing = [sample for name, sample in every.items() if name not in cache]
-    tokens = sum(len(sample.ids) for sample in missing)
-    row_bytes = (len(aux_layer_ids) + 1) * verifier.hidden_size * 2 + 4
-    made = Plan(verifier, cache, missing, len(every), tokens * row_bytes + len(missing) * _FILE_OVERHEAD_BYTES)
+    missing = [every[name] for name in _missing(list(every), cache)]
+    size_bytes = sum(len(sample.ids) * cache.manifest.token_bytes + _FILE_OVERHEAD_BYTES for sample in missing)
+    to_verify = [every[name] for name in sorted(every)[: options.verify or 0]]
+    made = Plan(verifier, cache, missing, len(every), size_bytes, to_verify)
     _check_space(made)
     return made
 
@@ -110,7 +114,8 @@ def extract(made: Plan, fetch: Fetch, concurrency: int = 1) -> ExtractSummary:
         concurrency: samples in flight.
 
     Raises:
-        UserError: from `fetch`, or states of another shape or not finite; finished samples stay in the cache.
+        UserError: from `fetch`, states of another shape or not finite, or a full disk; finished samples stay in the
+            cache.
     """
     started = time.monotonic()
     pending = _Shared(iter(made.missing))
@@ -174,6 +179,24 @@ def _progress() -> Progress:
     )
     made = [column if isinstance(column, BarColumn) else TextColumn(column) for column in columns]
     return Progress(*made, TimeRemainingColumn(), console=Console(file=sys.stderr))
+
+
+def _missing(sample_ids: list[str], cache: HiddenStateCache) -> list[str]:
+    """Samples that are not stored, or damaged as far as that can be told without a checksum."""
+    missing: list[str] = []
+    stored: list[str] = []
+    for sample_id in sample_ids:
+        (stored if sample_id in cache else missing).append(sample_id)
+    unknown = cache.index.without_line(stored)
+    if unknown:
+        print(f"{cache.path}: {len(unknown)} stored samples are not in the index; reading them.", file=sys.stderr)
+    damaged = cache.index_again(unknown)
+    if damaged:
+        print(
+            f"{cache.path}: {len(damaged)} of them are damaged and are extracted again (first: {damaged[0]}).",
+            file=sys.stderr,
+        )
+    return missing + damaged
 
 
 def _check_space(made: Plan) -> None:

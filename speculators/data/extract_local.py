@@ -3,6 +3,8 @@
 The trap: transformers' last hidden state is behind the final norm; ours is taken in front of it.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,8 @@ class LocalSource:
 
         self.aux_layer_ids = aux_layer_ids
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
-        model = AutoModelForCausalLM.from_pretrained(verifier.path, dtype=torch.bfloat16).to(self.device).eval()
+        with _memory_for(verifier.path):
+            model = AutoModelForCausalLM.from_pretrained(verifier.path, dtype=torch.bfloat16).to(self.device).eval()
         self._decoder = model.get_decoder()
         norm = getattr(self._decoder, "norm", None)
         if norm is None:
@@ -42,3 +45,14 @@ class LocalSource:
         assert self._last is not None
         aux = torch.stack([states[k][0] for k in self.aux_layer_ids], dim=1)
         return HiddenStates(tokens.int().cpu(), aux.cpu(), self._last[0].cpu())
+
+
+@contextmanager
+def _memory_for(verifier: str) -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise UserError(
+            f"--verifier: {verifier} does not fit into the free memory of the GPU; end what else runs there, or hide "
+            "the GPU (CUDA_VISIBLE_DEVICES=) to compute on the CPU."
+        ) from None

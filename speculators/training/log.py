@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from speculators.acceptance import Acceptance
 from speculators.schema import Strict, write_text
+from speculators.training.trackers import Trackers
 
 TRAIN_LOG = "train.jsonl"
 _PLAIN_LINE_EVERY_S = 30.0
@@ -70,7 +71,8 @@ class ValidationRecord(Strict):
 
 
 class TrainResult(Strict):
-    """How a run ended. `tokens` counts this call's, `best` is empty in a run without validation."""
+    """How a run ended. `tokens` counts this call's, `best` is empty in a run without validation, `skipped` counts the
+    samples in skipped.jsonl."""
 
     run: str
     steps: int
@@ -79,6 +81,7 @@ class TrainResult(Strict):
     checkpoint: str
     best: str
     validation: ValidationRecord | None
+    skipped: int = 0
 
 
 RECORDS: TypeAdapter[Any] = TypeAdapter(StepRecord | ValidationRecord)
@@ -93,8 +96,9 @@ def read_log(run: Path) -> list[StepRecord | ValidationRecord]:
 class TrainLog:
     """A context manager that appends records and shows progress. Inactive on all ranks but the first."""
 
-    def __init__(self, run: Path, step: int, total_steps: int, active: bool) -> None:
+    def __init__(self, run: Path, step: int, total_steps: int, active: bool, trackers: Trackers | None = None) -> None:
         """Opens the log; records of steps after `step`, from a run that crashed since, are dropped."""
+        self._trackers = trackers or Trackers()
         self._active, self._total, self._step = active, total_steps, step
         self._console = Console(stderr=True, highlight=False)
         self._file: TextIO | None = None
@@ -114,6 +118,7 @@ class TrainLog:
 
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
+        self._trackers.close()
         if self._file:
             self._file.close()
 
@@ -122,6 +127,7 @@ class TrainLog:
         if not self._file:
             return
         self._file.write(record.model_dump_json() + "\n")
+        self._trackers.log(record)
         note = f"loss {record.loss:.3f}  {record.tokens_per_s:,.0f} tok/s{self._accepted}"
         self._progress.update(self._task, completed=record.step, note=note)
         now = time.monotonic()
@@ -137,6 +143,7 @@ class TrainLog:
             return
         self._file.write(record.model_dump_json() + "\n")
         self._file.flush()
+        self._trackers.log(record)
         rates = " ".join(f"{rate:.2f}" for rate in record.conditional)
         self._accepted = f"  accepts {record.acceptance_length:.2f}"
         self.say(

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from speculators.algorithms.base import Algorithm, Batch
-from speculators.data.loader import PackedRows, ReadAhead, to_device
+from speculators.data.loader import PackedRows, ReadAhead, is_stand_in, to_device
 from speculators.data.packing import RowSchedule
+from speculators.data.skipped import read_skipped
 from speculators.errors import UserError
 from speculators.schema import write_json
 from speculators.training.log import StepRecord, TrainLog, TrainResult, ValidationRecord, memory_bytes
@@ -25,6 +26,7 @@ from speculators.training.precision import products
 from speculators.training.state import RunFiles, TrainingState
 from speculators.training.stop import StopRequest
 from speculators.training.sums import Summed, Sums, seeded
+from speculators.training.trackers import Trackers
 from speculators.training.validation import validate
 
 _DEFAULT_PARTS = 4
@@ -70,8 +72,8 @@ class Trainer:
         rows = (slot.row for step in range(self.step, self.total_steps) for slot in self._schedule.slots(step))
         with (
             StopRequest() as stop,
-            TrainLog(self.files.run, self.step, self.total_steps, self.ranks.first) as log,
-            ReadAhead(self._train.read, rows) as reader,
+            TrainLog(self.files.run, self.step, self.total_steps, self.ranks.first, self._trackers()) as log,
+            self._train.ahead(rows) as reader,
         ):
             if self._owes_validation:
                 self._validate_and_save(log, stop)
@@ -111,12 +113,12 @@ class Trainer:
             asked = time.perf_counter()
             batch: Batch = reader.next()
             waited += time.perf_counter() - asked
-            batch = to_device(batch, self.ranks.device)
+            batch, counted = to_device(batch, self.ranks.device), slot.counted and not is_stand_in(batch)
             with products(self.options.precision, self.ranks.device):
                 output = self._run_row(batch, seeded(slot.seed))
             if output.loss_sum.requires_grad:
-                (output.loss_sum if slot.counted else output.loss_sum * 0.0).backward()
-            sums.add(output, batch, slot.counted)
+                (output.loss_sum if counted else output.loss_sum * 0.0).backward()
+            sums.add(output, batch, counted)
         return sums, waited
 
     def _reduce(self, sums: Sums, gradients: list[Tensor], stop: bool) -> tuple[Summed, float]:
@@ -220,6 +222,7 @@ class Trainer:
             checkpoint=str(self.files.last() or ""),
             best=str(best or ""),
             validation=validation,
+            skipped=len(read_skipped(self.files.run)),
         )
 
     # -- begin or continue -----------------------------------------------------------------------------------------
@@ -267,6 +270,10 @@ class Trainer:
             settings=self.options.settings(),
             validation=validation,
         )
+
+    def _trackers(self) -> Trackers:
+        names = self.options.tracker if self.ranks.first else ()
+        return Trackers.open(names, self.files.run, self.options.model_dump(mode="json"), self.step)
 
     def _named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         return [(name, p) for name, p in self.algorithm.module.named_parameters() if p.requires_grad]

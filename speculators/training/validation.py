@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from speculators.algorithms.base import Batch, StepOutput
-from speculators.data.loader import PackedRows, ReadAhead, to_device
+from speculators.data.loader import PackedRows, is_stand_in, to_device
 from speculators.data.packing import RowSchedule
 from speculators.training.log import ValidationRecord
 from speculators.training.options import TrainOptions
@@ -38,14 +38,15 @@ def validate(
     slots = [slot for i in range(schedule.steps_per_epoch) for slot in schedule.slots(i)]
     sums = Sums()
     module.eval()
-    with ReadAhead(rows.read, [slot.row for slot in slots]) as reader, torch.no_grad():
+    with rows.ahead([slot.row for slot in slots]) as reader, torch.no_grad():
         for slot in slots:
             # Shards work in step, so only whole drafts may leave early.
             if stop.asked and not options.fsdp:
                 break
             batch = to_device(reader.next(), ranks.device)
             with products(options.precision, ranks.device):
-                sums.add(run_row(batch, seeded(slot.seed)), batch, slot.counted)
+                counted = slot.counted and not is_stand_in(batch)
+                sums.add(run_row(batch, seeded(slot.seed)), batch, counted)
     module.train()
     return _record(sums, ranks, step, stop.asked, time.perf_counter() - started)
 

@@ -16,6 +16,12 @@ class Script:
         self.events, self.status, self.drop = events, status, drop
         self.requests: list[dict[str, Any]] = []
         self.ill = False
+        self.message = "out of memory"
+        self.only: str | None = (
+            None  # `status` is answered to requests whose last message has this in it, others succeed
+        )
+        self.metrics = ""
+        self.resets = 0
         self.fail_from: int | None = None  # from this request on every one fails
 
 
@@ -25,15 +31,25 @@ def server(script: Script) -> Iterator[str]:
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
+            models = json.dumps({"data": [{"id": "m"}]})
+            body = {"/metrics": script.metrics, "/v1/models": models}.get(self.path, "").encode()
             self.send_response(503 if script.ill and self.path == "/health" else 200)
-            self.send_header("Content-Length", "0")
+            self.send_header("Content-Length", str(len(body)))
             self.end_headers()
+            self.wfile.write(body)
 
         def do_POST(self) -> None:
+            if self.path == "/reset_prefix_cache":
+                script.resets += 1
+                self.send_response(200)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
             script.requests.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
             failing = script.fail_from is not None and len(script.requests) > script.fail_from
-            if script.status != 200 or failing:
-                body = json.dumps({"error": {"message": "out of memory"}}).encode()
+            meant = script.only is None or script.only in script.requests[-1]["messages"][-1]["content"]
+            if (script.status != 200 and meant) or failing:
+                body = json.dumps({"error": {"message": script.message}}).encode()
                 self.send_response(500 if failing else script.status)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
@@ -58,7 +74,10 @@ def server(script: Script) -> Iterator[str]:
         def log_message(self, *_: Any) -> None:
             pass
 
-    running = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Server(ThreadingHTTPServer):
+        request_queue_size = 128  # as many connections at once as any test opens
+
+    running = Server(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:

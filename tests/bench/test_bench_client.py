@@ -1,26 +1,27 @@
 """The client's arithmetic against a scripted server: several tokens a chunk, missing usage, drops and errors."""
 
 import asyncio
+import json
 import time
 from typing import Any
 
 import pytest
 from scripted_server import Script, chunk, server, usage
 
-from bench.client import Stream, make_client, send
+from bench.client import Sampling, _read, make_client, send
 from bench.records import RequestKey, RequestRecord
+from bench.stream import Stream
 from speculators.acceptance import Acceptance
 
 KEY = RequestKey("dflash", "gsm8k", "0", 0, 0)
 DELAY_S = 0.01
 
 
-def ask(script: Script, temperature: float = 0.0) -> RequestRecord:
+def ask(script: Script, sampling: Sampling = Sampling(32)) -> RequestRecord:
     async def once(url: str) -> RequestRecord:
         async with make_client(url) as client:
             messages = [{"role": "user", "content": "hi"}]
-            options = {"max_tokens": 32, "temperature": temperature, "seed": 5, "origin": time.perf_counter()}
-            return await send(client, "m", messages, KEY, **options)  # type: ignore[arg-type]
+            return await send(client, "m", messages, KEY, sampling, origin=time.perf_counter())
 
     with server(script) as url:
         return asyncio.run(once(url))
@@ -46,11 +47,9 @@ def speculative() -> Script:
 
 def heard(*events: tuple[float, Any]) -> RequestRecord:
     """The record of a request sent at 10.0 s whose chunks arrive at the given seconds after that."""
-    from openai.types.chat import ChatCompletionChunk
-
     stream = Stream()
     for at, event in events:
-        stream.add(ChatCompletionChunk.model_validate(event), 10.0 + at)
+        stream.add(event, 10.0 + at)
     return stream.record(KEY, 10.0, 0.0, stream.problem())
 
 
@@ -166,19 +165,65 @@ def test_whatever_goes_wrong_is_a_recorded_failure_without_times(script: Script,
 def test_no_server_is_a_recorded_failure() -> None:
     async def once() -> RequestRecord:
         async with make_client("http://127.0.0.1:9") as client:
-            options = {"max_tokens": 2, "temperature": 0.0, "seed": 0, "origin": 0.0}
-            return await send(client, "m", [{"role": "user", "content": "hi"}], KEY, **options)  # type: ignore[arg-type]
+            return await send(client, "m", [{"role": "user", "content": "hi"}], KEY, Sampling(2), origin=0.0)
 
     assert asyncio.run(once()).error is not None
+
+
+@pytest.mark.parametrize("event", ["{half", '"a text"', '{"choices": 7}'])
+def test_an_event_that_is_no_chunk_is_a_failure_that_shows_it(event: str) -> None:
+    record = ask(Script([(0, chunk("a")), (0, event), (0, "[DONE]")]))
+    assert record.error is not None
+    assert event in record.error
+
+
+def test_a_prompt_that_does_not_fit_the_context_is_skipped() -> None:
+    script = Script([], status=400)
+    script.message = "This model's maximum context length is 512 tokens. However, you requested 700 tokens."
+    record = ask(script)
+    assert record.skipped
+    assert not record.ok
+    assert record.error is not None
+    assert "maximum context length is 512" in record.error
+    script.status = 500
+    assert not ask(script).skipped
+
+
+def test_latencies_count_from_when_the_request_was_due() -> None:
+    async def once(url: str) -> RequestRecord:
+        async with make_client(url) as client:
+            now = time.perf_counter()
+            messages = [{"role": "user", "content": "hi"}]
+            return await send(client, "m", messages, KEY, Sampling(32), origin=now - 10, due=now - 3)
+
+    with server(speculative()) as url:
+        record = asyncio.run(once(url))
+    assert record.started_s == pytest.approx(7)
+    assert record.ttft_s is not None
+    assert record.e2e_s is not None
+    assert 3 <= record.late_s <= record.ttft_s <= record.e2e_s
+    assert sum(record.chunk_gaps_s) < 3
+
+
+def test_an_event_cut_anywhere_is_read_whole_and_timed_by_its_end() -> None:
+    events = [chunk("a", [1]), chunk("b\u2028c", [2], "stop"), usage(2)]
+    whole = b"".join(f"data: {json.dumps(event, ensure_ascii=False)}\n\n".encode() for event in events)
+    first_end = whole.index(b"\n") + 1
+    for cut in range(1, first_end + 20):
+        stream = Stream()
+        assert asyncio.run(_read([(1.0, whole[:cut]), (2.0, whole[cut:])], stream)) is None
+        assert stream.times == [1.0 if cut >= first_end else 2.0, 2.0]
+        assert "".join(stream.text) == "ab\u2028c"
 
 
 def test_what_is_asked_for() -> None:
     script = speculative()
     ask(script)
-    ask(script, temperature=0.7)
+    ask(script, Sampling(8, temperature=0.7, seed=5, thinking="off", cache_salt="s"))
     greedy, sampled = script.requests
     assert greedy["stream_options"] == {"include_usage": True}
     assert greedy["return_token_ids"] is True
     assert greedy["max_tokens"] == 32
-    assert "seed" not in greedy
-    assert sampled["seed"] == 5
+    assert not {"seed", "chat_template_kwargs", "cache_salt"} & greedy.keys()
+    assert (sampled["seed"], sampled["cache_salt"]) == (5, "s")
+    assert sampled["chat_template_kwargs"] == {"enable_thinking": False}

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from bench.audit import first_difference, losslessness
-from bench.compare import ALL_TASKS, acceptance_length, paired_log_ratios, speed_ups, time_per_token, verdict_of
+from bench.compare import ALL_TASKS, acceptance_length, speed_ups, time_per_token, verdict_of
 from bench.metrics import length_by_request, pooled_acceptance, spread, summarise
+from bench.pairing import paired_log_ratios
 from bench.records import RequestRecord
 from speculators.acceptance import Acceptance
 

@@ -82,3 +82,46 @@ def test_a_missing_file_and_two_files_of_one_name_are_refused(tmp_path: Path) ->
         (tmp_path / folder / "own.jsonl").write_text('{"prompt": "x"}\n')
     with pytest.raises(UserError, match="two files are called 'own'"):
         select([str(tmp_path / "a/own.jsonl"), str(tmp_path / "b/own.jsonl")])
+
+
+def test_a_directory_is_a_task_for_each_of_its_files(tmp_path: Path) -> None:
+    """The layout of RedHatAI/speculator_benchmarks (field `prompt`) and of SPEED-Bench (field `turns`)."""
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "qa.jsonl").write_text('{"prompt": "why?"}\n{"prompt": "how?"}\n')
+    (tmp_path / "deep/multi.jsonl").write_text('{"question_id": "x", "category": "c", "turns": ["first", "second"]}\n')
+    tasks = select([str(tmp_path)])
+    assert [task.name for task in tasks] == ["deep/multi", "qa"]
+    assert [[p.num_turns for p in task.load()] for task in tasks] == [[2], [1, 1]]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=r"holds no \.jsonl file"):
+        select([str(tmp_path / "empty")])
+
+
+def test_a_hub_id_needs_the_datasets_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    (task,) = select(["someone/collection:qa"])
+    assert task.name == "qa"
+    with pytest.raises(UserError, match="someone/collection is on the hub, and the package datasets is not installed"):
+        task.load()
+
+
+def test_every_builtin_task_has_twenty_different_prompts() -> None:
+    tasks = [task for task in TASKS.values() if task.group == "builtin"]
+    assert [task.name.removeprefix("builtin_") for task in tasks] == [
+        "reasoning",
+        "code",
+        "chat",
+        "qa",
+        "rag",
+        "summarization",
+    ]
+    for task in tasks:
+        prompts = task.load()
+        assert len({prompt.messages[-1]["content"] for prompt in prompts}) == len(prompts) == 20
+        assert {prompt.num_turns for prompt in prompts} == ({2} if task.name == "builtin_chat" else {1})
+
+
+def test_groups_cover_what_is_asked_of_a_draft() -> None:
+    assert {"reasoning", "code", "chat", "qa", "rag", "summarization", "builtin"} == {t.group for t in TASKS.values()}

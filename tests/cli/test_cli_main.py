@@ -95,7 +95,7 @@ def test_help_and_version_are_results(run, arguments) -> None:
         (("report", "--margin", "many", "x"), "speculators report: Invalid value for '--margin'"),
         (("report", "--margin", "7", "x"), "--margin: Input should be less than 1 (value seen: 7.0)"),
         (("bench", "--compare"), "see `speculators bench --help`."),
-        (("report", "x", "y"), "unexpected extra argument"),
+        (("gate", "x", "y"), "unexpected extra argument"),
         (("report",), "RUN is missing"),
         (("report", "/nowhere"), "/nowhere/run.json: no such file"),
         ((*TRAIN, "--verifier", "{place}/verifier", "--speculator-type", "eagel3"), "unknown algorithm 'eagel3'"),

@@ -83,7 +83,10 @@ def test_what_a_user_can_fix_is_one_sentence_and_exit_2(place, tmp_path):
                 "--num-speculative-tokens: 8 is not possible",
             ),
             (["serve", broken], "corrupt or truncated safetensors file"),
-            (["serve", place / "verifier", "--aux-layer-ids", "1", "2"], "--aux-layer-ids: only for extraction"),
+            (
+                ["serve", place / "verifier", "--aux-layer-ids", "1", "2"],
+                "--aux-layer-ids: only with --hidden-states-path",
+            ),
             (
                 ["extract", "--verifier", "/no/such", "--data", "d", "--output", tmp_path / "o"],
                 "/no/such is not a directory",
@@ -95,6 +98,56 @@ def test_what_a_user_can_fix_is_one_sentence_and_exit_2(place, tmp_path):
             assert (done.returncode, done.stdout) == (2, ""), (arguments, done.stderr)
             assert sentence in done.stderr
             assert "Traceback" not in done.stderr
+
+
+def test_bad_input_is_refused_before_a_process_starts_or_a_file_is_written(place, tmp_path):
+    corrupt, foreign = (write_random_draft(tmp_path / n, "dflash", place / "verifier") for n in ("corrupt", "foreign"))
+    weights = corrupt / "model.safetensors"
+    weights.write_bytes(b"\xff" * 8 + weights.read_bytes()[8:])
+    (foreign / "config.json").write_text('{"model_type": "gpt2", "speculators_model_type": "medusa"}')
+    write_tiny_verifier(tmp_path / "wide", hidden_size=128)
+    state = tmp_path / "state"
+    before = sorted(tmp_path.rglob("*"))
+    cases = [
+        ((corrupt,), "corrupt or truncated safetensors file"),
+        ((foreign,), "unknown algorithm 'medusa'"),
+        ((place / "dflash", "--verifier", tmp_path / "wide"), "hidden_size 64"),
+        ((place / "dflash", "--num-speculative-tokens", "0"), "--num-speculative-tokens: 0 is not possible"),
+        ((place / "dflash", "--num-speculative-tokens", "8"), "it allows 1 to 7"),
+        ((place / "dflash", "--num-speculative-tokens", "many"), "--num-speculative-tokens: must be a whole number"),
+        ((place / "verifier", "--method", "suffix"), "needs the package arctic-inference"),
+        ((place / "verifier", "--method", "magic"), "--method:"),
+        ((place / "verifier", "--daemon", "../x"), "cannot be a name"),
+        ((place / "verifier", "--wait"), "--wait: only with --daemon NAME"),
+        (("status", "nobody"), "no server in the background has this name"),
+        (("stop", "one", "two"), "two is not allowed"),
+        (("logs", "--port", "9"), "--port is not allowed"),
+    ]
+    for arguments, sentence in cases:
+        done = speculators(place, "serve", *arguments, SPECULATORS_STATE=str(state))
+        assert (done.returncode, done.stdout) == (2, ""), (arguments, done.stderr)
+        assert sentence in done.stderr.splitlines()[-1]
+        assert "Traceback" not in done.stderr
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser reads everything")
+def test_a_directory_that_cannot_be_read_is_named(place, tmp_path):
+    write_tiny_verifier(tmp_path / "closed" / "verifier")
+    (tmp_path / "closed").chmod(0)
+    done = speculators(place, "serve", tmp_path / "closed" / "verifier")
+    (tmp_path / "closed").chmod(0o700)
+    assert done.returncode == 2
+    assert "cannot be read (permission denied)" in done.stderr
+
+
+def test_a_model_called_status_is_served(place, tmp_path):
+    write_tiny_verifier(tmp_path / "status")
+    command = [sys.executable, "-m", "speculators", "serve", "status", "--dry-run", "--json"]
+    given = {**os.environ, "SPECULATORS_VLLM": str(place / "vllm"), "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(command, capture_output=True, text=True, env=given, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["model"] == "status"
 
 
 def test_vllm_dying_at_its_start_shows_its_last_error_lines(place):

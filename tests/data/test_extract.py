@@ -1,3 +1,4 @@
+import errno
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,6 +8,7 @@ import pytest
 import torch
 from extraction_server import HIDDEN, ExtractionServer, streams_of
 
+from speculators.data.endpoint_pool import LeastLoaded
 from speculators.data.extract import extract, plan
 from speculators.data.extract_options import ExtractOptions
 from speculators.data.extract_rest import RestSource
@@ -222,6 +224,70 @@ def test_the_local_source_gives_the_streams_entering_layers_and_the_one_before_t
     assert states.ids.tolist() == ids.tolist()
 
 
-def test_an_endpoint_without_its_storage_directory_is_refused():
-    with pytest.raises(ValueError, match="--endpoint needs --storage-path"):
-        ExtractOptions(verifier="v", data=Path("d"), output=Path("o"), endpoint="http://x")
+def test_shards_fill_one_cache_between_them_and_write_over_nothing(place):
+    done = []
+    with ExtractionServer(place / "storage", len(LAYERS) + 1) as server:
+        for i in range(3):
+            made = plan(options(place, shard=f"{i + 1}/3"))
+            done.append({sample.sample_id for sample in made.missing})
+            assert extract(made, source(server, place)).samples == len(done[-1])
+        assert len(server.requests) == 6
+    assert sum(map(len, done)) == len(set.union(*done)) == 6
+    assert plan(options(place)).missing == []
+    assert len(list((place / "hs" / "index").iterdir())) == sum(map(bool, done))
+
+
+def test_several_servers_share_the_samples(place):
+    lengths = (5, 9, 3, 20, 7, 12)
+    layers = len(LAYERS) + 1
+    for name in "ab":
+        (place / "storage" / name).mkdir()
+    with (
+        ExtractionServer(place / "storage" / "a", layers) as a,
+        ExtractionServer(place / "storage" / "b", layers) as b,
+    ):
+        extract(plan(options(place)), LeastLoaded([source(a, place), source(b, place)]))
+        asked = [sum(map(len, server.requests)) for server in (a, b)]
+    assert sum(asked) == sum(lengths)
+    assert abs(asked[0] - asked[1]) <= max(lengths)
+
+
+def test_stored_samples_without_a_line_in_the_index_get_one_and_damaged_ones_are_fetched_again(place, capsys):
+    with ExtractionServer(place / "storage", len(LAYERS) + 1) as server:
+        made = plan(options(place))
+        extract(made, source(server, place))
+        for file in (place / "hs" / "index").iterdir():
+            file.unlink()
+        bad = made.missing[3]
+        made.cache.file(bad.sample_id).write_bytes(b"half a file")
+        again = plan(options(place))
+        assert "6 stored samples are not in the index" in capsys.readouterr().err
+        assert [sample.sample_id for sample in again.missing] == [bad.sample_id]
+        extract(again, source(server, place))
+        assert server.requests[6:] == [bad.ids.tolist()]
+    capsys.readouterr()
+    third = plan(options(place))
+    assert (third.missing, capsys.readouterr().err) == ([], "")
+    for sample in DataDirectory(place / "data").split("train"):
+        assert third.cache.index.entry(sample.sample_id).tokens == len(sample.ids)
+
+
+def test_a_disk_that_fills_up_stops_the_run_with_what_is_whole(place, monkeypatch):
+    written, write = [], Path.write_bytes
+
+    def full(path, content):
+        written.append(path)
+        if len(written) > 2:
+            write(path, content[:40])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(path, content)
+
+    with ExtractionServer(place / "storage", len(LAYERS) + 1) as server:
+        made = plan(options(place))
+        monkeypatch.setattr(Path, "write_bytes", full)
+        with pytest.raises(UserError, match=r"hs: the disk is full \(No space left on device\)"):
+            extract(made, source(server, place), concurrency=3)
+        monkeypatch.undo()
+        assert len(plan(options(place)).missing) == 4
+        assert not list((place / "hs").glob("**/.*"))
+        assert extract(plan(options(place)), source(server, place)).extracted == 4

@@ -36,6 +36,12 @@ def main():
             self.wfile.write(json.dumps(known.get(self.path)).encode())
 
         def do_POST(self):
+            if mode == "complete":
+                asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(json.dumps({"usage": {"completion_tokens": asked["max_tokens"]}}).encode())
+                return
             open(os.environ["FAKE_PIDS"] + ".asked", "w").close()
             time.sleep(600)
 

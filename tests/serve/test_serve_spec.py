@@ -86,6 +86,24 @@ def test_the_users_environment_wins(place, monkeypatch):
     assert "VLLM_CPU_KVCACHE_SPACE" not in plain_spec(place / "verifier", vllm=str(place / "vllm")).environment
 
 
+@pytest.mark.parametrize(
+    ("cores", "options", "bound"),
+    [
+        ({0, 1}, {}, "0,1"),
+        ({3}, {}, "3"),
+        (set(range(8)), {}, None),
+        ({0, 1}, {"tensor_parallel_size": 2}, None),
+        ({0, 1}, {"extra_args": ("--data-parallel-size=2",)}, None),
+    ],
+)
+def test_one_worker_on_a_machine_with_few_cores_computes_on_all_of_them(place, monkeypatch, cores, options, bound):
+    monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: cores)
+    spec = plain_spec(place / "verifier", vllm=str(place / "vllm-cpu"), **options)
+    assert spec.environment.get("VLLM_CPU_OMP_THREADS_BIND") == bound
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in plain_spec(place / "verifier", vllm=str(place / "vllm")).environment
+
+
 def test_extraction_adds_the_last_stream_and_our_connector_only_on_cpus(place):
     for name, connector in (("vllm", "ExampleHiddenStatesConnector"), ("vllm-cpu", "CpuHiddenStatesConnector")):
         spec = extraction_spec(place / "verifier", (2, 3), Path("/dev/shm/x"), vllm=str(place / name))

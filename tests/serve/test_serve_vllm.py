@@ -12,7 +12,7 @@ from fake_vllm import environment
 from tiny_models import write_tiny_verifier
 
 from serve.spec import free_port, plain_spec
-from serve.vllm import explain, foreground, running
+from serve.vllm import foreground, running
 from serve.vllm_side.entry import group_members
 from speculators.errors import UserError
 
@@ -125,15 +125,6 @@ def test_the_foreground_gives_the_exit_code_and_leaves_no_process(place, pids, m
     leader, _ = pids()
     assert not group_members(leader)
     assert "Application startup complete" in capsys.readouterr().err
-
-
-def test_explanations_hold_the_last_lines_when_nothing_looks_like_an_error():
-    assert explain("one\n\ntwo\n(W pid=3) INFO 12-01 08:46:07 [a.py:1] three\nfour") == "two | three | four"
-    assert (
-        explain("usage: vllm\nvllm serve: error: unrecognized arguments: --foo")
-        == "error: unrecognized arguments: --foo"
-    )
-    assert explain("") == "it printed nothing"
 
 
 def test_vllm_dying_under_the_block_is_what_the_error_says(place, pids, tmp_path):

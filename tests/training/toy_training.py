@@ -22,6 +22,7 @@ from speculators.algorithms.base import Algorithm, Batch, Metric, StepOutput
 from speculators.algorithms.eagle3.config import Eagle3Config
 from speculators.data.hidden_states import CacheManifest, HiddenStateCache, HiddenStates
 from speculators.data.loader import PackedRows
+from speculators.data.on_demand import OnDemand
 from speculators.data.samples import FORMAT_VERSION, DataDirectory, DataManifest, SplitStats, TokenizedSample, sample_id
 from speculators.errors import UserError
 from speculators.training.log import TrainResult
@@ -176,15 +177,17 @@ def options_of(root: Path, output: str = "run", **changes: Any) -> TrainOptions:
     return TrainOptions(**{"optimizer": "adamw"} | values | changes)
 
 
-def trainer_of(options: TrainOptions, ranks: Ranks, **toy: Any) -> Trainer:
-    """A trainer of the toy."""
-    cache = HiddenStateCache.open(options.hidden_states, VERIFIER, options.aux_layer_ids)
+def trainer_of(options: TrainOptions, ranks: Ranks, states: OnDemand | None = None, **toy: Any) -> Trainer:
+    """A trainer of the toy; on the cache alone without other `states`."""
+    if states is None:
+        assert options.hidden_states
+        states = OnDemand(HiddenStateCache.open(options.hidden_states, VERIFIER, options.aux_layer_ids))
     data = DataDirectory(options.data)
     rows = {
-        split: PackedRows(data.split(split), cache, split, options.row_length, options.seed)
+        split: PackedRows(data.split(split), states, split, options.row_length, options.seed)
         for split in ("train", "validation")
     }
-    config = Eagle3Config.from_options(VERIFIER, options, cache.aux_layer_ids)
+    config = Eagle3Config.from_options(VERIFIER, options, states.shape.aux_layer_ids)
     torch.manual_seed(options.seed)
     return Trainer(
         Toy(config, **toy), rows["train"], rows["validation"], options, resolve_hyper(options, config), ranks

@@ -2,7 +2,7 @@
 
 Every layer projects the same context stream, hidden_norm(fc(features)), to keys and values (vLLM,
 `precompute_and_store_context_kv`); a block's slot 0 holds the anchor token, the others the mask token; slots see the
-whole block in both directions and context strictly before the anchor.
+whole block in both directions and context strictly before the anchor (with a sliding window, its last part).
 
 Shapes: T context rows, A anchors (blocks), B slots a block, H hidden.
 """
@@ -18,8 +18,9 @@ from speculators.algorithms.layers import MLP, Projections, RMSNorm, Rotary, Rot
 class Layer(nn.Module):
     """A decoder layer over block slots."""
 
-    def __init__(self, config: DFlashConfig) -> None:
+    def __init__(self, config: DFlashConfig, number: int) -> None:
         super().__init__()
+        self.window = config.window_of(number)
         self.self_attn = Projections(config, config.hidden_size, head_norms=True)
         self.mlp = MLP(config)
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -33,7 +34,7 @@ class Layer(nn.Module):
         x = self.input_layernorm(stream_XH)
         q = self.self_attn.query(x, rotary).unflatten(0, blocks)
         k_own, v_own = (t.unflatten(0, blocks) for t in self.self_attn.key_value(x, rotary))
-        attended = grouped_attention(q, *context, k_own, v_own, start_A, anchor_A)
+        attended = grouped_attention(q, *context, k_own, v_own, start_A, anchor_A, self.window)
         stream_XH = stream_XH + self.self_attn.o_proj(attended.flatten(0, 1).flatten(1))
         return stream_XH + self.mlp(self.post_attention_layernorm(stream_XH))
 
@@ -47,9 +48,11 @@ class DFlashModel(nn.Module):
         self.config = config
         self.fc = nn.Linear(len(config.aux_layer_ids) * H, H, bias=False)
         self.hidden_norm = RMSNorm(H, config.rms_norm_eps)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(Layer(config, n) for n in range(config.num_layers))
         self.norm = RMSNorm(H, config.rms_norm_eps)
         self.rotary = Rotary(config)
+        if config.learn_mask_embedding:
+            self.mask_embedding = nn.Parameter(torch.zeros(H))
 
     def forward(
         self, aux_TAH: Tensor, positions_T: Tensor, embeds_ABH: Tensor, start_A: Tensor, anchor_A: Tensor
@@ -60,6 +63,9 @@ class DFlashModel(nn.Module):
         context_rotary = self.rotary.rows(positions_T)
         slots = torch.arange(B, device=anchor_A.device)
         rotary = self.rotary.rows((positions_T[anchor_A][:, None] + slots).flatten())
+        if self.config.learn_mask_embedding:
+            masks = self.mask_embedding.expand(A, B - 1, -1)
+            embeds_ABH = torch.cat([embeds_ABH[:, :1].float(), masks], dim=1)
         stream = embeds_ABH.flatten(0, 1).float()
         for layer in self.layers:
             context = layer.self_attn.key_value(context_TH, context_rotary)

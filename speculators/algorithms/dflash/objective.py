@@ -13,6 +13,7 @@ from speculators.algorithms.dflash.config import DFlashConfig
 from speculators.algorithms.dflash.model import DFlashModel
 from speculators.algorithms.documents import Documents
 from speculators.algorithms.losses import Rows, distillation_loss, greedy_tokens
+from speculators.algorithms.row_shapes import fill_up
 from speculators.algorithms.trained_draft import TrainedDraft
 
 if TYPE_CHECKING:
@@ -29,11 +30,16 @@ class DFlash(TrainedDraft, Algorithm):
 
     @classmethod
     def build(cls, config: DFlashConfig, verifier: "Verifier", vocab: "VocabMap", options: "TrainOptions") -> "DFlash":
-        """A new draft with random weights from `options.seed`."""
+        """A new draft with random weights from `options.seed`; a learned mask embedding starts as the mask token's."""
         torch.manual_seed(options.seed)
-        return cls(config, DFlashModel(config), verifier, vocab, options)
+        draft = cls(config, DFlashModel(config), verifier, vocab, options)
+        if config.learn_mask_embedding:
+            with torch.no_grad():
+                draft.module.mask_embedding.copy_(draft.head.embedding_VH[config.mask_token_id])
+        return draft
 
     def step(self, batch: Batch, generator: torch.Generator) -> StepOutput:
+        batch = fill_up(batch)
         documents = Documents.of(batch, self.vocab)
         anchors, candidates = self._sample_anchors(documents, generator)
         K = self.config.num_speculative_tokens
@@ -47,7 +53,7 @@ class DFlash(TrainedDraft, Algorithm):
         block, slot = block[order], slot[order]
         weight = torch.exp(-slot / self.options.decay_gamma(self.config.block_size))
         rows = Rows(normed[block, slot], position[order], targets[block, slot], weight)
-        loss, hit = distillation_loss(rows, self.head.normalize(batch.last_hidden), self.head, self.mix)
+        loss, hit = distillation_loss(rows, self.head.normalize(batch.last_hidden), self.ends, self.mix)
 
         correct = torch.zeros_like(real)
         correct[block, slot] = hit
@@ -69,7 +75,7 @@ class DFlash(TrainedDraft, Algorithm):
         """Head inputs [A, B, H] of the blocks at these anchors."""
         ids = torch.full((len(anchors), self.config.block_size), self.config.mask_token_id, device=anchors.device)
         ids[:, 0] = batch.ids[anchors]
-        embeds = self.head.embed(ids)
+        embeds = self.ends.embed(ids)
         return self.module(batch.aux_hidden, batch.positions, embeds, documents.start[anchors], anchors)
 
     @torch.no_grad()
@@ -80,7 +86,7 @@ class DFlash(TrainedDraft, Algorithm):
         accepted = []
         for anchors in torch.arange(len(batch.ids), device=batch.ids.device).split(256):
             drafted = self.draft_token_ids[
-                greedy_tokens(self._blocks(batch, documents, anchors)[:, 1:].flatten(0, 1), self.head)
+                greedy_tokens(self._blocks(batch, documents, anchors)[:, 1:].flatten(0, 1), self.ends)
             ]
             accepted.append((drafted.unflatten(0, (-1, K)) == truth[anchors]).long().cumprod(dim=1).sum(dim=1))
         return torch.cat(accepted)

@@ -1,4 +1,7 @@
-"""The eagle3 draft's config: keys and tensors as vLLM's `llama_eagle3.py` loads them. No torch here."""
+"""The eagle3 draft's config: keys and tensors as vLLM's `llama_eagle3.py` and `qwen3_eagle3.py` load them. No torch.
+
+The trap: `llama_eagle3.py` makes fc for three features unless `num_aux_hidden_states` in the layer config says else.
+"""
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -12,7 +15,16 @@ if TYPE_CHECKING:
 
 
 class Eagle3Config(DraftConfig):
-    """One or more Llama layers; the first takes [embedding, hidden] and so has projections of 2H inputs."""
+    """One or more Llama layers; the first takes [embedding, hidden] and so has projections of 2H inputs.
+
+    Attributes:
+        ttt_steps: unrolled steps in training, and tokens drafted when served.
+        norm_before_residual: the first layer's residual stream starts from the normed hidden state, not the plain one.
+        norm_before_fc: one norm over all features together, before fc.
+        fc_norm: one norm for each feature, before fc (after that of `norm_before_fc`).
+        norm_output: the next step reads the state after the final norm, not the one before.
+        head_norms: Qwen3-style layers, with a norm of each query and key head.
+    """
 
     algorithm: ClassVar[str] = "eagle3"
     layer_model_type: ClassVar[str] = "llama"
@@ -23,6 +35,7 @@ class Eagle3Config(DraftConfig):
     norm_before_fc: bool = False
     fc_norm: bool = False
     norm_output: bool = False
+    head_norms: bool = False
 
     @classmethod
     def from_options(
@@ -34,6 +47,10 @@ class Eagle3Config(DraftConfig):
             num_layers=options.num_layers or 1,
             aux_layer_ids=aux_layer_ids,
             ttt_steps=options.ttt_steps or 3,
+            norm_before_residual=options.norm_before_residual,
+            norm_before_fc=options.norm_before_fc,
+            fc_norm=options.fc_norm,
+            norm_output=options.norm_output,
         )
 
     @property
@@ -44,6 +61,10 @@ class Eagle3Config(DraftConfig):
         names = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
         return {name: getattr(self, name) for name in names}
 
+    def layer_keys(self) -> dict[str, Any]:
+        kind = {"model_type": "qwen3"} if self.head_norms else {}
+        return {**kind, "num_aux_hidden_states": len(self.aux_layer_ids)}
+
     @classmethod
     def own_fields(cls, config: dict[str, Any]) -> dict[str, Any]:
         # vLLM's defaults (algos.py): norm_before_residual is true when the key is missing.
@@ -53,6 +74,7 @@ class Eagle3Config(DraftConfig):
             "norm_before_fc": config.get("norm_before_fc", False),
             "fc_norm": config.get("fc_norm", False),
             "norm_output": config.get("norm_output", False),
+            "head_norms": config["transformer_layer_config"].get("model_type") == "qwen3",
         }
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -70,6 +92,7 @@ class Eagle3Config(DraftConfig):
         if self.fc_norm:
             shapes |= {f"fc_norm.{i}.weight": (H,) for i in range(A)}
         q, kv, I = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim, self.intermediate_size  # noqa: E741
+        shapes["layers.0.hidden_norm.weight"] = (H,)
         for n in range(self.num_layers):
             width = 2 * H if n == 0 else H
             shapes |= {
@@ -80,8 +103,9 @@ class Eagle3Config(DraftConfig):
                 f"layers.{n}.mlp.gate_proj.weight": (I, H),
                 f"layers.{n}.mlp.up_proj.weight": (I, H),
                 f"layers.{n}.mlp.down_proj.weight": (H, I),
-                f"layers.{n}.hidden_norm.weight": (H,),
                 f"layers.{n}.input_layernorm.weight": (H,),
                 f"layers.{n}.post_attention_layernorm.weight": (H,),
             }
+            if self.head_norms:
+                shapes |= {f"layers.{n}.self_attn.{name}_norm.weight": (self.head_dim,) for name in "qk"}
         return shapes

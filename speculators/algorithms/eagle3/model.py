@@ -26,16 +26,17 @@ class Slots(NamedTuple):
 
 
 class Layer(nn.Module):
-    """A decoder layer; layer 0 takes [embedding, hidden] and normalises both on its own."""
+    """A decoder layer; layer 0 takes [embedding, hidden] and normalises both on its own, the others only hidden."""
 
     def __init__(self, config: Eagle3Config, number: int) -> None:
         super().__init__()
         H, eps = config.hidden_size, config.rms_norm_eps
         self.first = number == 0
         self.norm_before_residual = config.norm_before_residual
-        self.self_attn = Projections(config, 2 * H if self.first else H, head_norms=False)
+        self.self_attn = Projections(config, 2 * H if self.first else H, config.head_norms)
         self.mlp = MLP(config)
-        self.hidden_norm = RMSNorm(H, eps)
+        if self.first:
+            self.hidden_norm = RMSNorm(H, eps)
         self.input_layernorm = RMSNorm(H, eps)
         self.post_attention_layernorm = RMSNorm(H, eps)
 
@@ -70,12 +71,13 @@ class Eagle3Model(nn.Module):
         self.rotary = Rotary(config)
 
     def features(self, aux_TAH: Tensor) -> Tensor:
-        """[T, H]: the verifier's features joined by fc."""
-        if self.config.fc_norm:
-            aux_TAH = torch.stack([norm(aux_TAH[:, i]) for i, norm in enumerate(self.fc_norm)], dim=1)
+        """[T, H]: the verifier's features joined by fc. With both norms, the one over all features comes first."""
         flat = aux_TAH.flatten(1)
         if self.config.norm_before_fc:
             flat = self.input_norm(flat)
+        if self.config.fc_norm:
+            parts = flat.unflatten(1, (len(self.fc_norm), -1)).unbind(1)
+            flat = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=1)
         return self.fc(linear_input(flat))
 
     def first_step(

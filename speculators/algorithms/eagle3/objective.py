@@ -10,6 +10,7 @@ from speculators.algorithms.documents import Documents
 from speculators.algorithms.eagle3.config import Eagle3Config
 from speculators.algorithms.eagle3.model import Eagle3Model, Slots
 from speculators.algorithms.losses import Rows, distillation_loss, greedy_tokens
+from speculators.algorithms.row_shapes import fill_up, repeat_last
 from speculators.algorithms.trained_draft import TrainedDraft
 
 if TYPE_CHECKING:
@@ -31,13 +32,16 @@ class Eagle3(TrainedDraft, Algorithm):
         return cls(config, Eagle3Model(config), verifier, vocab, options)
 
     def step(self, batch: Batch, generator: torch.Generator) -> StepOutput:
+        batch = fill_up(batch)
         documents = Documents.of(batch, self.vocab)
         steps = self.config.ttt_steps
         # Slot t's step j predicts token t + 2 + j; a slot is selected when any of its steps has a supervised target.
         targets = torch.stack([documents.shifted(documents.draft_targets, 2 + j, -1) for j in range(steps)])
         real = torch.stack([documents.shifted(documents.supervised, 2 + j, False) for j in range(steps)])
-        index = real.any(0).nonzero()[:, 0]
+        selected = real.any(0).nonzero()[:, 0]
+        index = repeat_last(selected)
         targets, real = targets[:, index], real[:, index]
+        targets[:, len(selected) :], real[:, len(selected) :] = -1, False
 
         rows, places = [], []
         for j, normed in enumerate(self._unroll(batch, documents, index)):
@@ -48,7 +52,7 @@ class Eagle3(TrainedDraft, Algorithm):
         joined = Rows(*(torch.cat(parts) for parts in zip(*rows, strict=True)))
         order = torch.argsort(joined.position, stable=True)
         joined = Rows(*(part[order] for part in joined))
-        loss, hit = distillation_loss(joined, self.head.normalize(batch.last_hidden), self.head, self.mix)
+        loss, hit = distillation_loss(joined, self.head.normalize(batch.last_hidden), self.ends, self.mix)
 
         correct = torch.zeros(steps, len(index), dtype=torch.bool, device=hit.device)
         step_of, slot_of = (torch.cat(parts)[order] for parts in zip(*places, strict=True))
@@ -66,19 +70,19 @@ class Eagle3(TrainedDraft, Algorithm):
         slots = Slots(index, documents.start[index], all_slots.rotary[index])
         next_ids = documents.shifted(batch.ids, 1, 0)
         hidden = self.module.features(batch.aux_hidden)
-        stream, chain = self.module.first_step(self.head.embed(next_ids), hidden, slots, all_slots)
+        stream, chain = self.module.first_step(self.ends.embed(next_ids), hidden, slots, all_slots)
         outputs: list[Tensor] = []
         while True:
             normed, feedback = self.module.feedback(stream)
             outputs.append(normed)
             if drafted is not None:
-                drafted.append(self.draft_token_ids[greedy_tokens(normed, self.head)])
+                drafted.append(self.draft_token_ids[greedy_tokens(normed, self.ends)])
             j = len(outputs)
             if j == self.config.ttt_steps:
                 return outputs
             ids = drafted[-1] if drafted is not None else documents.shifted(batch.ids, 1 + j, 0)[index]
             at = slots._replace(rotary=self.module.rotary.rows(batch.positions[index] + j))
-            stream = self.module.next_step(self.head.embed(ids), feedback, at, chain)
+            stream = self.module.next_step(self.ends.embed(ids), feedback, at, chain)
 
     @torch.no_grad()
     def accepted_from_every_position(self, batch: Batch) -> Tensor:
