@@ -6,6 +6,7 @@ outlives its chunk. The verifier's distribution is computed once per position, h
 Shapes: X rows (predictions), P verifier positions, H hidden, D draft vocabulary.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -42,16 +43,22 @@ class Rows(NamedTuple):
     weight: Tensor
 
 
-def distillation_loss(rows: Rows, normed_PH: Tensor, head: VerifierHead, mix: LossMix) -> tuple[Tensor, Tensor]:
+Reweigh = Callable[[Tensor], Tensor]
+"""float32 [X], the draft's probability of each row's target -> float32 [X], factors of the rows' weights."""
+
+
+def distillation_loss(
+    rows: Rows, normed_PH: Tensor, head: VerifierHead, mix: LossMix, reweigh: Reweigh | None = None
+) -> tuple[Tensor, Tensor]:
     """Weighted loss sum over rows (scalar, with gradient into `rows.hidden`) and, for each row, whether the draft's
     most likely token is the target (bool [X]).
 
     Per row, with verifier distribution p and draft distribution q over the draft vocabulary:
-    ce = -log q[target]; kl_div = sum p log(p / q); tv = sum |p - q| / 2.
+    ce = -log q[target]; kl_div = sum p log(p / q); tv = sum |p - q| / 2. No gradient flows through `reweigh`.
     """
     if not len(rows.hidden):
         return rows.hidden.sum(), torch.zeros(0, dtype=torch.bool, device=rows.hidden.device)
-    loss, correct = _Distillation.apply(rows.hidden, rows.position, rows.target, rows.weight, normed_PH, head, mix)
+    loss, correct = _Distillation.apply(*rows, normed_PH, head, mix, reweigh)
     return loss, correct
 
 
@@ -63,35 +70,48 @@ def greedy_tokens(hidden_XH: Tensor, head: VerifierHead) -> Tensor:
 
 class _Distillation(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden, position, target, weight, normed, head, mix):  # type: ignore[no-untyped-def]
+    def forward(ctx, hidden, position, target, weight, normed, head, mix, reweigh):  # type: ignore[no-untyped-def]
         states = hidden.detach().to(head.output_DH.dtype)
         grad = torch.empty_like(states)
+        losses, chance = torch.empty_like(weight), torch.empty_like(weight)
         correct = torch.empty(len(states), dtype=torch.bool, device=states.device)
-        loss = torch.zeros((), dtype=torch.float64, device=states.device)
         with torch.autocast(states.device.type, enabled=False):
             for a in range(0, len(states), _CHUNK_ROWS):
                 part = slice(a, a + _CHUNK_ROWS)
                 h, where, wanted = (repeat_last(rows[part]) for rows in (states, position, target))
                 x = len(states[part])
-                losses, dh, hit = _chunk(h, where, wanted, normed, head, mix)
-                loss += torch.dot(losses[:x].double(), weight[part].double())
-                grad[part] = dh[:x].mul_(weight[part, None])
-                correct[part] = hit[:x]
+                chunk = _chunk(h, where, wanted, normed, head, mix)
+                losses[part], chance[part], correct[part] = chunk.loss[:x], chunk.chance[:x], chunk.hit[:x]
+                grad[part] = chunk.dh[:x].mul_(weight[part, None])
+        if reweigh is not None:
+            factor = reweigh(chance)
+            weight = weight * factor
+            grad.mul_(factor[:, None])
         ctx.save_for_backward(grad)
         ctx.input_dtype = hidden.dtype
         ctx.mark_non_differentiable(correct)
-        return loss.float(), correct
+        return torch.dot(losses.double(), weight.double()).float(), correct
 
     @staticmethod
     def backward(ctx, grad_loss, _):  # type: ignore[no-untyped-def]
         (grad,) = ctx.saved_tensors
-        return (grad * grad_loss).to(ctx.input_dtype), None, None, None, None, None, None
+        return (grad * grad_loss).to(ctx.input_dtype), *[None] * 7
+
+
+class _Chunk(NamedTuple):
+    """Of some rows: losses [x], their gradient with respect to the hidden states [x, H], the draft's probability of
+    the target [x], and whether the target is its most likely token [x]."""
+
+    loss: Tensor
+    dh: Tensor
+    chance: Tensor
+    hit: Tensor
 
 
 def _chunk(
     h_xH: Tensor, position_x: Tensor, target_x: Tensor, normed_PH: Tensor, head: VerifierHead, mix: LossMix
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Losses [x], their gradient with respect to `h_xH` [x, H], and top-1 hits [x] of one chunk.
+) -> _Chunk:
+    """One chunk of rows.
 
     With z = W h, the gradients are W^T (q - onehot) for ce, W^T (q - p) for kl_div, and W^T q (g - sum q g) with
     g = sign(q - p) / 2 for tv. W^T p and the entropy of p are made once per position, not once per row, and
@@ -101,11 +121,12 @@ def _chunk(
     z = F.linear(h_xH, W_DH)
     q = torch.softmax(z, dim=-1)
     log_norm = _log_norm(z, q)
+    log_chance = z.gather(1, target_x[:, None])[:, 0].float() - log_norm
     losses, dh = torch.zeros(len(z), device=z.device), torch.zeros(h_xH.shape, device=h_xH.device)
     if mix.kl_div or mix.ce:
         dh += (mix.kl_div + mix.ce) * (q @ W_DH)
     if mix.ce:
-        losses += mix.ce * (log_norm - z.gather(1, target_x[:, None])[:, 0].float())
+        losses -= mix.ce * log_chance
         dh -= mix.ce * W_DH[target_x]
     if mix.kl_div or mix.tv:
         unique, index = torch.unique_consecutive(position_x, return_inverse=True)
@@ -124,7 +145,7 @@ def _chunk(
             g = difference.sign_().mul_(0.5)
             dz = q * (g - torch.linalg.vecdot(q, g)[:, None])
             dh += mix.tv * (dz.to(W_DH.dtype) @ W_DH)
-    return losses, dh, _most_likely(z) == target_x
+    return _Chunk(losses, dh, log_chance.exp(), _most_likely(z) == target_x)
 
 
 def _most_likely(z_xD: Tensor) -> Tensor:

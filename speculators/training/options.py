@@ -103,6 +103,14 @@ class TrainOptions(Strict):
     learn_mask_embedding: bool = Field(
         False, description="Train the embedding of the empty slots.", json_schema_extra=_DFLASH | _STRUCTURE
     )
+    position_weights: Literal["fixed-exp-decay", "dpace"] = Field(
+        "fixed-exp-decay",
+        description="A slot's weight in the loss: falling at a fixed rate, or the chance that a draft gets that far.",
+        json_schema_extra=_DFLASH,
+    )
+    dpace_alpha: float = Field(
+        0.5, ge=0, le=1, description="With dpace: smallest chance of a slot.", json_schema_extra=_DFLASH
+    )
     loss_decay_gamma: float | None = Field(
         None,
         gt=0,

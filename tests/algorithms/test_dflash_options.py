@@ -1,6 +1,7 @@
 """Sliding windows and a learned mask embedding: what is seen, what is trained, what vLLM finds on disk."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from tiny import tiny_draft, tiny_row, tiny_verifier
 from speculators import checkpoint
 from speculators.algorithms import attention
 from speculators.algorithms.attention import grouped_attention, visible
+from speculators.algorithms.dflash.objective import reach
 from speculators.errors import UserError
 
 WINDOWED = {
@@ -145,3 +147,27 @@ def test_a_learned_mask_embedding_starts_as_the_mask_tokens(tmp_path):
     batch = tiny_row()
     losses = [d.step(batch, torch.Generator().manual_seed(0)).loss_sum for d in (plain, learned)]
     torch.testing.assert_close(*losses)
+
+
+def test_a_slots_weight_is_the_smoothed_chance_of_getting_there():
+    """Against a slow loop; a target outside the draft vocabulary is never proposed, so its chance is 0."""
+    block, slot = torch.tensor([0, 1, 0, 1, 1]), torch.tensor([0, 0, 2, 1, 2])  # block 0 lacks slot 1
+    chance = torch.tensor([0.5, 0.9, 0.25, 0.8, 0.1])
+    got = reach(block, slot, torch.zeros(2, 3), 0.2, chance)
+    table = {(b, s): c for b, s, c in zip(block.tolist(), slot.tolist(), chance.tolist(), strict=True)}
+    wanted = [
+        math.prod(0.8 * table.get((b, before), 0.0) + 0.2 for before in range(s))
+        for b, s in zip(block.tolist(), slot.tolist(), strict=True)
+    ]
+    torch.testing.assert_close(got, torch.tensor(wanted))
+
+
+def test_dpace_trains_and_weighs_late_slots_less_than_sure_ones(tmp_path):
+    losses = {}
+    for weights, alpha in (("dpace", 1.0), ("dpace", 0.0), ("fixed-exp-decay", 0.5)):
+        draft = tiny_draft(tiny_verifier(tmp_path / "v"), "dflash", position_weights=weights, dpace_alpha=alpha)
+        output = draft.step(tiny_row(), torch.Generator().manual_seed(0))
+        output.loss_sum.backward()
+        assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in draft.module.parameters())
+        losses[weights, alpha] = output.loss_sum.item()
+    assert losses["dpace", 0.0] < losses["fixed-exp-decay", 0.5] < losses["dpace", 1.0]

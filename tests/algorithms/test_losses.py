@@ -63,3 +63,23 @@ def test_a_draft_equal_to_the_verifier_has_no_kl_and_no_tv(head):
     for mix in (LossMix(0, 1, 0), LossMix(0, 0, 1)):
         loss, _ = distillation_loss(rows, normed, head, mix)
         assert abs(loss.item()) < 1e-4
+
+
+@pytest.mark.parametrize("mix", MIXES, ids=str)
+def test_reweighed_rows_equal_rows_of_those_weights(head, mix, monkeypatch):
+    monkeypatch.setattr(losses, "_CHUNK_ROWS", 4)
+    rows, normed = rows_of(11, 5), torch.randn(5, H, generator=torch.Generator().manual_seed(3))
+    seen = []
+
+    def reweigh(chance):
+        seen.append(chance)
+        return chance**2 + 0.1
+
+    loss, _ = distillation_loss(rows, normed, head, mix, reweigh)
+    q = torch.softmax(rows.hidden.detach() @ head.output_DH.T, dim=-1)
+    exact = q.gather(1, rows.target[:, None])[:, 0]
+    torch.testing.assert_close(seen[0], exact, atol=1e-6, rtol=1e-4)
+    wanted, _ = distillation_loss(rows._replace(weight=rows.weight * (exact**2 + 0.1)), normed, head, mix)
+    torch.testing.assert_close(loss, wanted, atol=1e-5, rtol=1e-4)
+    got, fixed = (torch.autograd.grad(x, rows.hidden)[0] for x in (loss, wanted))
+    torch.testing.assert_close(got, fixed, atol=1e-5, rtol=1e-4)

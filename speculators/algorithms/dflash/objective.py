@@ -3,6 +3,7 @@
 Slot s of the block at anchor a predicts token a + s, so the verifier's distribution for it is the one at a + s - 1.
 """
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,7 +13,7 @@ from speculators.algorithms.base import Algorithm, Batch, Metric, StepOutput
 from speculators.algorithms.dflash.config import DFlashConfig
 from speculators.algorithms.dflash.model import DFlashModel
 from speculators.algorithms.documents import Documents
-from speculators.algorithms.losses import Rows, distillation_loss, greedy_tokens
+from speculators.algorithms.losses import Reweigh, Rows, distillation_loss, greedy_tokens
 from speculators.algorithms.row_shapes import fill_up
 from speculators.algorithms.trained_draft import TrainedDraft
 
@@ -51,9 +52,9 @@ class DFlash(TrainedDraft, Algorithm):
         position = anchors[block] + slot
         order = torch.argsort(position, stable=True)
         block, slot = block[order], slot[order]
-        weight = torch.exp(-slot / self.options.decay_gamma(self.config.block_size))
+        weight, reweigh = self._slot_weights(block, slot, targets)
         rows = Rows(normed[block, slot], position[order], targets[block, slot], weight)
-        loss, hit = distillation_loss(rows, self.head.normalize(batch.last_hidden), self.ends, self.mix)
+        loss, hit = distillation_loss(rows, self.head.normalize(batch.last_hidden), self.ends, self.mix, reweigh)
 
         correct = torch.zeros_like(real)
         correct[block, slot] = hit
@@ -64,6 +65,16 @@ class DFlash(TrainedDraft, Algorithm):
             "anchors_used": Metric(float(len(anchors)), float(max(1, candidates))),
         }
         return StepOutput(loss, len(position), self.histogram_of(correct, real), metrics)
+
+    def _slot_weights(self, block: Tensor, slot: Tensor, targets_AK: Tensor) -> tuple[Tensor, Reweigh | None]:
+        """What each row weighs, and how its weight follows from what the draft knows already."""
+        options = self.options
+        if options.position_weights == "dpace":
+            chance_AK = torch.zeros(targets_AK.shape, device=slot.device)
+            return torch.ones(len(slot), device=slot.device), partial(
+                reach, block, slot, chance_AK, options.dpace_alpha
+            )
+        return torch.exp(-slot / options.decay_gamma(self.config.block_size)), None
 
     def _sample_anchors(self, documents: Documents, generator: torch.Generator) -> tuple[Tensor, int]:
         """Up to `max_anchors` anchors whose next token is supervised, sorted; and how many there were in all."""
@@ -90,6 +101,16 @@ class DFlash(TrainedDraft, Algorithm):
             ]
             accepted.append((drafted.unflatten(0, (-1, K)) == truth[anchors]).long().cumprod(dim=1).sum(dim=1))
         return torch.cat(accepted)
+
+
+def reach(block_X: Tensor, slot_X: Tensor, chance_AK: Tensor, alpha: float, chance_X: Tensor) -> Tensor:
+    """float32 [X]: how likely serving gets as far as each row's slot, the product of the smoothed chances
+    (1 - alpha) q + alpha of the slots before it (D-PACE). `chance_AK` holds 0 where a target is outside the draft
+    vocabulary, since it is never proposed; it is filled in."""
+    chance_AK[block_X, slot_X] = chance_X
+    smoothed = (1 - alpha) * chance_AK + alpha
+    before = torch.cat([torch.ones_like(smoothed[:, :1]), smoothed[:, :-1]], dim=1)
+    return before.cumprod(dim=1)[block_X, slot_X]
 
 
 OBJECTIVE = DFlash
