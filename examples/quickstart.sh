@@ -6,8 +6,8 @@ set -euo pipefail
 OUT=${OUT:-output}
 SIZE=${SIZE:-default}
 case $SIZE in
-  default) PROMPTS=950 EPOCHS=2 BENCH=6 ;;
-  full)    PROMPTS=3000 EPOCHS=3 BENCH=20 ;;
+  default) PROMPTS=1200 EPOCHS=2 BENCH=6 ;;
+  full)    PROMPTS=6000 EPOCHS=2 BENCH=15 ;;
   *) echo "Error: SIZE: $SIZE is not known; use default or full." >&2; exit 2 ;;
 esac
 export HF_HUB_OFFLINE=1
@@ -48,7 +48,7 @@ predict() {
 stage verifier   speculators fetch verifier --output "$OUT/verifier"
 stage prompts    speculators fetch prompts --num-prompts $PROMPTS --output "$OUT/prompts.jsonl"
 stage regenerate speculators regenerate --verifier "$OUT/verifier" --prompts "$OUT/prompts.jsonl" \
-                   --output "$OUT/answers.jsonl"
+                   --output "$OUT/answers.jsonl" --concurrency 64 --enforce-eager
 stage prepare    speculators prepare --verifier "$OUT/verifier" --data "$OUT/answers.jsonl" --output "$OUT/data"
 stage extract    speculators extract --verifier "$OUT/verifier" --data "$OUT/data" --output "$OUT/hidden_states"
 stage train      train_both

@@ -11,7 +11,10 @@ from speculators.algorithms.draft_config import DraftConfig
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight in float32. `weight` starts at one."""
+    """x / rms(x) * weight, computed in float32. `weight` starts at one.
+
+    Under autocast the result has the products' dtype, so that it is cast once and not for each layer that reads it.
+    """
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -19,7 +22,9 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x.float(), x.shape[-1:], self.weight, self.eps)
+        normed = F.rms_norm(x.float(), x.shape[-1:], self.weight, self.eps)
+        device = x.device.type
+        return normed.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else normed
 
 
 def linear_input(x: Tensor) -> Tensor:
