@@ -13,7 +13,8 @@ from typing import NamedTuple, Self
 import numpy as np
 
 INTERVAL_S = 0.01
-MAX_LAG_SHARE = 0.1
+# A steady lag cancels out of the time between tokens; one of this share of it says that the client hardly keeps up.
+MAX_LAG_SHARE = 0.5
 _MIN_LAG_S = 0.002  # below this it is the operating system's own scheduling
 
 

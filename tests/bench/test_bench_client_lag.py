@@ -34,7 +34,7 @@ def test_nothing_to_go_by_is_no_lag() -> None:
 
 
 def test_a_lag_is_judged_by_the_chunks_it_blurs() -> None:
-    lag = ClientLag(mean_s=0.004, p99_s=0.02, num_samples=100)
+    lag = ClientLag(mean_s=0.006, p99_s=0.02, num_samples=100)
     assert lag.refusal(0.05) is None
     assert lag.refusal(None) is None
     refused = lag.refusal(0.01)

@@ -211,3 +211,4 @@ def test_prefix_caches_are_emptied_and_salts_differ_between_points(tmp_path: Pat
     assert all(point.prefix_cache_reset for point in points)
     salts = [r["cache_salt"] for r in script.requests if r["messages"][-1]["content"] == "question 0"]
     assert len(set(salts)) == len(salts) == 4
+    assert all(salt.isalnum() and len(salt) <= 128 for salt in salts), "vLLM refuses others"

@@ -59,7 +59,10 @@ def test_a_bench_on_real_servers_from_start_to_report(tmp_path: Path, verifier_d
     records = read_records(options.output)
     assert all(record.ok for record in records)
     fp8_runs = fp8_unsupported_reason() is None
-    assert len(records) == 6 * (4 if fp8_runs else 3)
+    closing = [record for record in records if record.pass_index]
+    assert len(records) - len(closing) == 6 * (4 if fp8_runs else 3)
+    assert closing
+    assert {record.variant for record in closing} == {"baseline"}
     assert run.outcomes["dflash+fp8"].status == ("measured" if fp8_runs else "skipped")
 
     for record in records:
@@ -78,7 +81,7 @@ def test_a_bench_on_real_servers_from_start_to_report(tmp_path: Path, verifier_d
     assert all(1 <= length < 1.2 for length in lengths.values())
     audits = {audit.variant: audit for audit in report.losslessness}
     assert audits["eagle3"].equal >= audits["eagle3"].compared - 1, "greedy outputs part only where tokens are tied"
-    assert json.loads((write_report(report, options.output).parent / "report.json").read_text())["schema_version"] == 1
+    assert json.loads((write_report(report, options.output).parent / "report.json").read_text())["schema_version"] == 2
 
     servers = sorted((options.output / "logs").iterdir())
     stamps = [log.stat().st_mtime_ns for log in servers]
