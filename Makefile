@@ -8,13 +8,14 @@ STAMP := .venv/.installed
 # No hub is asked for anything: models and data come from pinned packages.
 export HF_HUB_OFFLINE := 1
 
-.PHONY: setup check test quickstart clean
+.PHONY: setup check test quickstart docs docs-serve clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make quickstart   set up, then prompts -> draft -> server -> report on a 135M-parameter verifier (SIZE=full trains longer)"
 	@echo "make check        lint, types, import arrows, unit tests (under two minutes)"
 	@echo "make test         make check, then the real pipeline with real vLLM"
+	@echo "make docs         the documentation site, built strictly into site/ (make docs-serve shows it)"
 
 setup: $(STAMP)
 
@@ -39,6 +40,10 @@ test: check
 
 quickstart: setup
 	SIZE=$(SIZE) PATH="$(CURDIR)/$(BIN):$$PATH" bash examples/quickstart.sh
+
+docs docs-serve: setup
+	$(BIN)/python -m pip install --quiet -e '.[docs]'
+	$(BIN)/mkdocs $(if $(filter docs,$@),build,serve) --strict
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

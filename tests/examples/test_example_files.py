@@ -212,7 +212,7 @@ def commands(readme: Path) -> list[list[str]]:
 @pytest.mark.parametrize("example", EXAMPLES, ids=name_of)
 def test_the_commands_in_a_readme_exist_and_name_files_that_do(example: Path) -> None:
     found = commands(example / "README.md")
-    stages = "regenerate prepare extract doctor train serve bench gate".split()
+    stages = ["regenerate", "prepare", "extract", "doctor", "train", "serve", "bench", "gate"]
     assert set(stages) <= {words[0] for words in found}
     assert f"examples/{example.name}/run-gpus.yaml" in {word for words in found for word in words}
     for name, *arguments in found:
