@@ -38,7 +38,7 @@ _VOCABULARY_FILES = (
 
 
 class Verifier(Strict):
-    """The verifier's facts. Sizes are counts of elements; `rope_parameters` is the config's own dict."""
+    """The verifier's facts. Sizes are counts of elements; `rope_parameters` is what a draft rotates with."""
 
     path: str
     model_type: str
@@ -155,9 +155,16 @@ def tokenizer_hash(directory: Path) -> str:
 
 
 def _rope(config: dict[str, Any]) -> dict[str, Any]:
-    """`rope_parameters` as transformers 5 writes it, or the older pair of keys brought into that form."""
-    if config.get("rope_parameters"):
-        return dict(config["rope_parameters"])
+    """`rope_parameters` as transformers 5 writes it, or the older pair of keys brought into that form.
+
+    A family whose layers rotate in different ways (Gemma) names a set for each kind. A draft has one kind of layer,
+    which sees everything: it takes the base of the full-attention layers, unscaled, which trainer and vLLM both know.
+    """
+    parameters = config.get("rope_parameters")
+    if parameters and "full_attention" in parameters:
+        return {"rope_theta": parameters["full_attention"]["rope_theta"], "rope_type": "default"}
+    if parameters:
+        return dict(parameters)
     scaling = dict(config.get("rope_scaling") or {})
     rope_type = scaling.pop("type", None) or scaling.pop("rope_type", None) or "default"
     return {"rope_theta": config.get("rope_theta", 10000.0), "rope_type": rope_type, **scaling}

@@ -20,6 +20,13 @@ def test_sizes_norm_and_caps_come_from_the_config(tmp_path):
     assert granite.logit_scale == 1 / 8
 
 
+def test_of_several_kinds_of_layers_a_draft_rotates_as_those_that_see_everything(tmp_path):
+    full = {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25}
+    kinds = {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4}, "full_attention": full}
+    verifier = tiny_verifier(tmp_path, rope_parameters=kinds)
+    assert verifier.rope_parameters == {"rope_theta": 1e6, "rope_type": "default"}
+
+
 def test_older_rope_keys_are_read_as_todays(tmp_path):
     changes = {"rope_parameters": None, "rope_theta": 5000.0, "rope_scaling": {"type": "linear", "factor": 2.0}}
     verifier = tiny_verifier(tmp_path / "v", **changes)
