@@ -1,6 +1,6 @@
 """The toy network and how it is trained.
 
-Alignment: slot t has the verifier's features of position t and the embedding of token t + 1, which was just emitted; head
+Alignment: slot t has the features of position t and the embedding of token t + 1, which was just emitted; head
 k predicts token t + 2 + k, whose distribution the verifier gives at position t + 1 + k. The trap: the features of the
 token just emitted are not known yet when drafting starts.
 
@@ -10,9 +10,9 @@ Shapes: T tokens of the row, S slots, A features a position, H hidden, K heads.
 from typing import TYPE_CHECKING
 
 import torch
-from heads.config import HeadsConfig
 from torch import Tensor, nn
 
+from heads.config import HeadsConfig
 from speculators.algorithms.base import Algorithm, Batch, StepOutput
 from speculators.algorithms.documents import Documents
 from speculators.algorithms.layers import RMSNorm, linear_input
