@@ -97,6 +97,8 @@ def acceptance_length(records: Sequence[RequestRecord], task: str, variant: str,
         np.array([sum(steps[key]) for key in kept]),
         seed,
     )
+    # With few prompts the interval may reach below what is possible: every step emits a token.
+    interval = interval._replace(low=max(1.0, interval.low)) if interval.low < 1 else interval
     return _estimate("acceptance_length", task, variant, interval, len(kept))
 
 
@@ -216,7 +218,7 @@ def _comparison(
         p_value=interval.p_value(0.0),
         num_prompts=num_prompts,
         verdict=verdict,
-        prompts_needed=math.ceil(num_prompts * more) if more is not None else None,
+        prompts_needed=max(num_prompts + 1, math.ceil(num_prompts * more)) if more is not None else None,
     )
 
 

@@ -57,14 +57,14 @@ class Measured(NamedTuple):
         k: draft tokens a step.
         step_s: seconds a verification step takes.
         speed_up: over the plain verifier.
-        settled: whether that is a verdict, not a guess.
+        doubt: why that is no verdict; empty when it is one.
     """
 
     k: int
     acceptance: Acceptance
     step_s: float
     speed_up: float
-    settled: bool
+    doubt: str
 
 
 def decisions(
@@ -134,12 +134,14 @@ def _measured(variant: Variant, cell: Cell | None, plain: Cell | None) -> Measur
     if acceptance is None or not acceptance.steps:
         return None
     k = variant.num_speculative_tokens or acceptance.num_speculative_tokens
-    settled = cell.speed_up.verdict != "inconclusive" and not cell.speed_up.doubtful
+    doubt = "which is not settled yet" if cell.speed_up.verdict == "inconclusive" else ""
+    if cell.speed_up.doubtful:
+        doubt = "which the machine's drift puts in doubt"
     step_s = cell.time_per_token.estimate * acceptance.length
     own = (
         plain.speed_up.estimate if plain and plain.speed_up else 1.0
     )  # what FP8 gives without a draft is not the draft's
-    return Measured(k, acceptance, step_s, cell.speed_up.estimate / own, settled)
+    return Measured(k, acceptance, step_s, cell.speed_up.estimate / own, doubt)
 
 
 def _decide(
@@ -178,8 +180,8 @@ def _reason(
         text = f"Do not speculate here: the best K, {best}, gives {speed_up:.2f}× ({how}), no more than the margin of "
         return text + f"{margin:.0%}."
     text = f"K = {best} gives {speed_up:.2f}× ({how})"
-    if was_measured and not source.settled:
-        text += ", which is not settled yet"
+    if was_measured and source.doubt:
+        text += f", {source.doubt}"
     if not chain:
         text += "; other K would have to be measured"
     return text + "."

@@ -152,3 +152,24 @@ def test_outputs_are_compared_by_tokens_where_both_sides_tell_them() -> None:
     by_text = losslessness([record("a", 0, text="abX")], base)
     assert by_text is not None
     assert (by_text.unit, by_text.first_differences) == ("characters", (2,))
+
+
+def test_no_acceptance_length_is_below_one_and_an_open_question_needs_more_prompts() -> None:
+    """Six prompts, one of them long: a studentised interval alone would reach below what is possible."""
+    steps = [(60, 30), (2, 2), (2, 2), (3, 2), (2, 2), (400, 120)]
+    drafted = [
+        record("dflash", i, acceptance=Acceptance(histogram=(n - a // 7, *[0] * 6, a // 7), drafted=7 * n))
+        for i, (n, a) in enumerate(steps)
+    ]
+    found = acceptance_length(drafted, "t", "dflash")
+    assert found is not None
+    assert found.low is not None
+    assert 1 <= found.low < found.estimate
+    rng = np.random.default_rng(3)
+    sides = [
+        [record(name, i, tpot_s=0.03 * math.exp(rng.normal(0, 0.05))) for i in range(6)] for name in ("a", "baseline")
+    ]
+    (*_, pooled) = speed_ups(*sides, ["t"], margin=0.03)
+    assert pooled.verdict == "inconclusive"
+    assert pooled.prompts_needed is not None
+    assert pooled.prompts_needed > pooled.num_prompts
