@@ -251,8 +251,9 @@ class Trainer:
         weights, optimizer = self.files.load(checkpoint)
         for name, parameter in self._named_parameters():
             parameter.data.copy_(weights[name])
-        if self.ranks.first:
+        if self.ranks.first:  # a crash may have come between a save and these
             self.files.choose_best()
+            self.files.prune(self.options.save_total_limit)
         self.ranks.barrier()
         best = self.files.best()
         record = self.files.state(best).validation if best else None

@@ -109,3 +109,16 @@ def test_a_kill_at_any_moment_leaves_a_whole_checkpoint_in_charge(processes: Any
     assert all(torch.equal(a, b) for a, b in pairs)
     assert [r.step for r in read_log(root / "run") if r.kind == "step"] == list(range(1, undisturbed.total_steps + 1))
     assert not list((root / "run" / "checkpoints").glob(".*"))
+
+
+def test_what_a_kill_after_the_last_save_left_goes_at_the_next_start(root: Path):
+    """Killed between the last save and the removal of an older checkpoint: nothing is left to save, still it is tidy."""
+    train_toy(options_of(root))
+    folder = root / "run" / "checkpoints"
+    half = folder / ".step-00000001.4711.0123abcd.tmp"
+    half.mkdir()
+    (half / "model.safetensors").write_bytes(b"half")
+    (folder / "notes.txt").write_text("not ours")
+    train_toy(options_of(root))
+    assert not half.exists()
+    assert (folder / "notes.txt").read_text() == "not ours"
