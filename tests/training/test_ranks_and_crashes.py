@@ -112,7 +112,7 @@ def test_a_kill_at_any_moment_leaves_a_whole_checkpoint_in_charge(processes: Any
 
 
 def test_what_a_kill_after_the_last_save_left_goes_at_the_next_start(root: Path):
-    """Killed between the last save and the removal of an older checkpoint: nothing is left to save, still it is tidy."""
+    """Killed between the last save and the removal of an older checkpoint: nothing is left to save, still tidy."""
     train_toy(options_of(root))
     folder = root / "run" / "checkpoints"
     half = folder / ".step-00000001.4711.0123abcd.tmp"
