@@ -111,6 +111,8 @@ def test_a_killed_server_that_comes_back_is_met_again_and_no_step_is_lost(verifi
             time.sleep(0.1)
         os.kill(server.pid, signal.SIGKILL)
         server.wait()
+        while is_healthy(f"http://127.0.0.1:{port}"):  # its vLLM is ended by the guard
+            time.sleep(0.1)
         at_kill = len(steps_of(run))
         server = served(verifier_dir, storage, port)
         training.wait(timeout=900)
