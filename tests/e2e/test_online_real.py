@@ -15,6 +15,7 @@ import torch
 
 from serve.endpoint import is_healthy
 from serve.spec import free_port
+from serve.vllm_side.entry import group_members
 from speculators import checkpoint
 from speculators.data.samples import SPLITS, DataDirectory, DataManifest, SplitStats, TokenizedSample, sample_id
 from speculators.verifier import Verifier
@@ -109,9 +110,10 @@ def test_a_killed_server_that_comes_back_is_met_again_and_no_step_is_lost(verifi
         while len(steps_of(run)) < 4:
             assert training.poll() is None, (tmp_path / "log").read_text()[-4000:]
             time.sleep(0.1)
+        (leader,) = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
         os.kill(server.pid, signal.SIGKILL)
         server.wait()
-        while is_healthy(f"http://127.0.0.1:{port}"):  # its vLLM is ended by the guard
+        while group_members(int(leader)):  # the guard ends its vLLM, and the port is free again
             time.sleep(0.1)
         at_kill = len(steps_of(run))
         server = served(verifier_dir, storage, port)
