@@ -44,11 +44,12 @@ class AnswerSettings(Strict):
 
 
 class Plan(NamedTuple):
-    """What is left to do for an output file."""
+    """What is left to do for an output file; `made_with` names the verifier as `Verifier.made_with` does."""
 
     pending: list[Pending]
     answered_before: int
     unusable: int
+    made_with: str
 
 
 class RegenerateSummary(Strict):
@@ -69,7 +70,8 @@ def plan(options: RegenerateOptions) -> Plan:
     Raises:
         UserError: no usable prompt, or answers that were made with other settings.
     """
-    settings = _settings(options)
+    verifier = Verifier.read(options.verifier)
+    settings = _settings(verifier, options)
     _check_settings(options.output, settings)
     prompts: dict[str, Pending] = {}
     unusable = 0
@@ -97,7 +99,7 @@ def plan(options: RegenerateOptions) -> Plan:
     answered = _answered(options.output)
     write_json(_meta_path(options.output), settings)
     pending = [prompt for name, prompt in prompts.items() if name not in answered]
-    return Plan(pending, len(prompts) - len(pending), unusable)
+    return Plan(pending, len(prompts) - len(pending), unusable, verifier.made_with)
 
 
 def regenerate(todo: Plan, options: RegenerateOptions, base_url: str, model: str) -> RegenerateSummary:
@@ -109,7 +111,6 @@ def regenerate(todo: Plan, options: RegenerateOptions, base_url: str, model: str
     failures = options.output.with_name(f"{options.output.name}.failures.jsonl")
     failures.unlink(missing_ok=True)
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    made_with = Verifier.read(options.verifier).made_with
     answered = failed = tokens = 0
     error = ""
     with options.output.open("a", encoding="utf-8") as output, _Progress(len(todo.pending)) as progress:
@@ -130,7 +131,7 @@ def regenerate(todo: Plan, options: RegenerateOptions, base_url: str, model: str
             else:
                 answered += 1
                 tokens += outcome.completion_tokens
-                _append(output, _row(prompt, outcome, made_with))
+                _append(output, _row(prompt, outcome, todo.made_with))
             progress.show(answered + failed, tokens, failed)
     if failed and not answered + todo.answered_before:
         raise UserError(f"{base_url}: refused all {failed} prompts, the last one with: {error}; see {failures}.")
@@ -145,8 +146,7 @@ def regenerate(todo: Plan, options: RegenerateOptions, base_url: str, model: str
     )
 
 
-def _settings(options: RegenerateOptions) -> AnswerSettings:
-    verifier = Verifier.read(options.verifier)
+def _settings(verifier: Verifier, options: RegenerateOptions) -> AnswerSettings:
     if verifier.template_hash == "none":
         raise UserError(f"--verifier: {verifier.path} has no chat template, so it cannot be asked; give a chat model.")
     return AnswerSettings(

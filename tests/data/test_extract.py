@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from data_directories import random_samples, write_samples
 from extraction_server import HIDDEN, ExtractionServer, streams_of
 
 from speculators.data.endpoint_pool import LeastLoaded
@@ -13,7 +14,7 @@ from speculators.data.extract import extract, plan
 from speculators.data.extract_options import ExtractOptions
 from speculators.data.extract_rest import RestSource
 from speculators.data.hidden_states import HiddenStateCache
-from speculators.data.samples import DataDirectory, DataManifest, SplitStats, TokenizedSample, sample_id
+from speculators.data.samples import DataDirectory
 from speculators.errors import UserError
 from speculators.schema import write_json
 from speculators.verifier import Verifier
@@ -41,24 +42,10 @@ def place(tmp_path):
 
 
 def write_data(path, verifier, lengths):
-    generator = np.random.default_rng(0)
-    samples = []
-    for i, length in enumerate(lengths):
-        ids = generator.integers(0, 64, length).astype(np.int32)
-        samples.append(TokenizedSample(sample_id(ids), f"c{i}", "", ids, np.ones(length, bool)))
-    manifest = DataManifest(
-        format_version=1,
-        verifier=verifier.path,
-        verifier_revision=verifier.revision,
-        template_hash=verifier.template_hash,
-        max_length=32,
-        validation_share=0.2,
-        vocab_size=64,
-        splits={"train": SplitStats(samples=len(samples) - 1, tokens=1, supervised_tokens=1)},
-    )
+    samples = random_samples(64, lengths)
     # The first sample is in both splits: it must be extracted once.
     splits = {"train": samples[:-1], "validation": [samples[-1], samples[0]]}
-    DataDirectory.write(path, manifest, np.zeros(64, np.int64), splits)
+    write_samples(path, verifier, splits, max_length=32)
     return samples
 
 

@@ -4,15 +4,15 @@ import json
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
+from data_directories import random_samples, write_samples
 
 from speculators.cli.extract import run
 from speculators.data.extract_local import LocalSource
 from speculators.data.extract_options import LEAST_COSINE, ExtractOptions
 from speculators.data.hidden_states import HiddenStateCache
-from speculators.data.samples import DataDirectory, DataManifest, SplitStats, TokenizedSample, sample_id
+from speculators.data.samples import DataDirectory
 from speculators.data.verify_states import verify
 from speculators.verifier import Verifier
 
@@ -27,22 +27,8 @@ def place(tmp_path_factory):
     """A tiny verifier with weights, five samples, and a cache in either store that transformers filled."""
     place = tmp_path_factory.mktemp("verify")
     verifier = Verifier.read(write_tiny_verifier(place / "verifier"))
-    generator = np.random.default_rng(0)
-    samples = []
-    for i, length in enumerate((5, 9, 3, 20, 7)):
-        ids = generator.integers(0, verifier.vocab_size, length).astype(np.int32)
-        samples.append(TokenizedSample(sample_id(ids), f"c{i}", "", ids, np.ones(length, bool)))
-    manifest = DataManifest(
-        format_version=1,
-        verifier=verifier.path,
-        verifier_revision=verifier.revision,
-        template_hash=verifier.template_hash,
-        max_length=32,
-        validation_share=0.2,
-        vocab_size=verifier.vocab_size,
-        splits={"train": SplitStats(samples=5, tokens=44, supervised_tokens=44)},
-    )
-    DataDirectory.write(place / "data", manifest, np.zeros(verifier.vocab_size, np.int64), {"train": samples})
+    samples = random_samples(verifier.vocab_size, (5, 9, 3, 20, 7))
+    write_samples(place / "data", verifier, {"train": samples}, max_length=32)
     return place
 
 

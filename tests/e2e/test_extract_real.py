@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from data_directories import write_samples
 
 from serve.vllm_side.entry import group_members
-from speculators.data.samples import SPLITS, DataDirectory, DataManifest, SplitStats, TokenizedSample, sample_id
+from speculators.data.samples import DataDirectory, TokenizedSample, sample_id
 from speculators.verifier import Verifier
 
 pytestmark = pytest.mark.e2e
@@ -34,18 +35,8 @@ def data(verifier_dir, tmp_path_factory):
         start = int(generator.integers(0, len(ids) - length))
         part = ids[start : start + length]
         samples.append(TokenizedSample(sample_id(part), f"c{i}", "", part, np.ones(length, bool)))
-    manifest = DataManifest(
-        format_version=1,
-        verifier=verifier.path,
-        verifier_revision=verifier.revision,
-        template_hash=verifier.template_hash,
-        max_length=300,
-        validation_share=0.1,
-        vocab_size=verifier.vocab_size,
-        splits={name: SplitStats(samples=1, tokens=1, supervised_tokens=1) for name in SPLITS},
-    )
     path = tmp_path_factory.mktemp("extract") / "data"
-    DataDirectory.write(path, manifest, np.zeros(verifier.vocab_size, np.int64), {"train": samples})
+    write_samples(path, verifier, {"train": samples}, max_length=300)
     return path
 
 

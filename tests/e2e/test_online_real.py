@@ -12,12 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from data_directories import write_samples
 
 from serve.endpoint import is_healthy
 from serve.spec import free_port
 from serve.vllm_side.entry import group_members
 from speculators import checkpoint
-from speculators.data.samples import SPLITS, DataDirectory, DataManifest, SplitStats, TokenizedSample, sample_id
+from speculators.data.samples import TokenizedSample, sample_id
 from speculators.verifier import Verifier
 
 pytestmark = pytest.mark.e2e
@@ -38,19 +39,9 @@ def data(verifier_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         start = int(generator.integers(0, len(ids) - length))
         part = ids[start : start + length]
         samples.append(TokenizedSample(sample_id(part), f"c{i}", "", part, np.arange(length) >= length // 2))
-    manifest = DataManifest(
-        format_version=1,
-        verifier=verifier.path,
-        verifier_revision=verifier.revision,
-        template_hash=verifier.template_hash,
-        max_length=200,
-        validation_share=0.0,
-        vocab_size=verifier.vocab_size,
-        splits={name: SplitStats(samples=NUM_SAMPLES, tokens=1, supervised_tokens=1) for name in SPLITS},
-    )
-    counts = np.bincount(ids, minlength=verifier.vocab_size)
     path = tmp_path_factory.mktemp("online") / "data"
-    DataDirectory.write(path, manifest, counts, {"train": samples})
+    counts = np.bincount(ids, minlength=verifier.vocab_size)
+    write_samples(path, verifier, {"train": samples}, max_length=200, token_counts=counts)
     return path
 
 
