@@ -104,6 +104,7 @@ class RestSource:
         deadline = time.monotonic() + self._linger_s
         while self._files.sweep() < self._late_s and time.monotonic() < deadline:
             time.sleep(_POLL_S)
+        self._files.sweep_rest()
 
     def __call__(self, sample_id: str, ids: np.ndarray) -> HiddenStates:
         """The states of `ids`, int32 [T], after several attempts if need be.
@@ -165,6 +166,7 @@ class RestSource:
         if 400 <= answer.status < 500 and answer.status not in _BUSY:
             raise FetchError("refused", f"refused sample {sample_id} ({len(ids)} tokens): {answer.text[:300]}")
         if answer.status != 200:
+            self._files.expect(mark)  # a server that dies may answer so and have begun the file
             raise FetchError("failed", f"status {answer.status}, {answer.text[:300]}")
         named = _path_in(answer)
         if named is None:

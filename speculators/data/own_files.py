@@ -57,6 +57,13 @@ class OwnFiles:
             youngest = max(self._open.values(), default=float("-inf"))
             return 0.0 if writing else now - youngest
 
+    def sweep_rest(self) -> None:
+        """Delete every whole file of this process's questions, expected or not: nobody waits for one any more. A
+        server that was killed may have left a lock whose question was settled long ago."""
+        for file in _files(self.directory):
+            if f"{_prefix()}-{os.getpid()}-" in file.name:
+                remove_if_whole(file.with_name(file.name.removesuffix(".lock")))
+
     def _found(self) -> list[tuple[str, Path]]:
         found = {}
         for file in _files(self.directory):

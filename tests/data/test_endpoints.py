@@ -218,3 +218,15 @@ def test_only_files_of_processes_that_are_no_more_are_abandoned(storage: Path):
     assert ours.exists()
     ours.unlink()
     ours.with_name(ours.name + ".lock").unlink()
+
+
+def test_at_the_end_a_settled_questions_lock_goes_and_the_files_of_others_stay(tmp_path: Path) -> None:
+    files = OwnFiles(tmp_path)
+    left = tmp_path / f"cmpl-{files.mark()}-0-abc.safetensors.lock"
+    others = tmp_path / "cmpl-somebody-else-0-abc.safetensors"
+    left.touch()
+    others.touch()
+    files.sweep()
+    assert left.exists(), "nothing is expected, so nothing is looked for"
+    files.sweep_rest()
+    assert list(tmp_path.iterdir()) == [others]
