@@ -183,7 +183,6 @@ def _refuse_layer(layer: dict[str, Any], where: str, model_types: Sequence[str])
         ("hidden_act", layer.get("hidden_act", "silu"), "silu"),
         ("logit_scale", layer.get("logit_scale", 1.0), 1.0),
         ("is_neox_style", layer.get("is_neox_style", True), True),
-        ("partial_rotary_factor", rope.get("partial_rotary_factor") or layer.get("partial_rotary_factor") or 1.0, 1.0),
     ):
         if found != needed:
             raise UserError(f"{where}: {key} is {found!r}; layers of drafts here need {needed!r}.")

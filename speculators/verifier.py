@@ -8,28 +8,21 @@ import hashlib
 import json
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from speculators.errors import UserError
+from speculators.rotary import draft_rope
 from speculators.schema import Strict, read_json_dict
+from speculators.verifier_families import FAMILIES, NormKind, logit_facts
 
-NormKind = Literal["plain", "one_plus"]
-
-# model_type -> how its RMSNorm scales: by w, or by (1 + w). Source: each family's `*RMSNorm.forward` in transformers.
-NORM_KINDS: dict[str, NormKind] = {
-    "llama": "plain",
-    "qwen2": "plain",
-    "qwen3": "plain",
-    "qwen3_moe": "plain",
-    "mistral": "plain",
-    "phi3": "plain",
-    "granite": "plain",
-    "gpt_oss": "plain",
-    "gemma4_text": "plain",
-    "gemma2": "one_plus",
-    "gemma3_text": "one_plus",
-}
-
+# What the parts of a multimodal config may say together (whether ends are tied, the outer one decides), and what a text
+# part that is written in full says.
+_TIED = "tie_word_embeddings"
+_SHARED_KEYS = ("model_type", "pad_token_id", "bos_token_id", "eos_token_id")
+_NEVER_MISSING = (
+    "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "vocab_size", "rms_norm_eps", "max_position_embeddings", "rope_parameters",
+)  # fmt: skip
 _HASHED_TAIL_BYTES = 1 << 20
 _VOCABULARY_FILES = (
     "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model",
@@ -38,7 +31,8 @@ _VOCABULARY_FILES = (
 
 
 class Verifier(Strict):
-    """The verifier's facts. Sizes are counts of elements; `rope_parameters` is what a draft rotates with."""
+    """The verifier's facts. Sizes are counts of elements; `rope_parameters` is what a draft rotates with,
+    `rope_left_out` the kind of scaling that a draft does without."""
 
     path: str
     model_type: str
@@ -62,6 +56,7 @@ class Verifier(Strict):
     bos_token_id: int | None
     template_hash: str
     tokenizer_hash: str = "none"
+    rope_left_out: str = ""
 
     @classmethod
     def read(cls, path: str | Path) -> "Verifier":
@@ -76,17 +71,13 @@ class Verifier(Strict):
         outer = read_json_dict(directory / "config.json", "a Hugging Face model config")
         if "speculators_model_type" in outer:
             raise UserError(f"--verifier: {path} holds a draft ({outer['speculators_model_type']}); give the verifier.")
-        config = outer.get("text_config", outer)
-        model_type = str(config.get("model_type", outer.get("model_type")))
-        if model_type not in NORM_KINDS:
-            raise UserError(
-                f"--verifier: {path} is of the family {model_type!r}, whose final norm and logits are not known here; "
-                f"known families are {', '.join(sorted(NORM_KINDS))}."
-            )
+        config = _text_part(outer, directory)
+        logits = logit_facts(config, str(path))
+        rope = draft_rope(config)
         try:
             return cls(
                 path=str(directory.resolve()),
-                model_type=model_type,
+                model_type=config["model_type"],
                 revision=weights_revision(directory),
                 num_layers=config["num_hidden_layers"],
                 hidden_size=config["hidden_size"],
@@ -95,18 +86,19 @@ class Verifier(Strict):
                 num_kv_heads=config.get("num_key_value_heads") or config["num_attention_heads"],
                 head_dim=config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"],
                 vocab_size=config["vocab_size"],
-                norm_kind=NORM_KINDS[model_type],
+                norm_kind=logits.norm,
                 rms_norm_eps=config["rms_norm_eps"],
-                rope_parameters=_rope(config),
+                rope_parameters=rope.parameters,
                 max_position_embeddings=config["max_position_embeddings"],
-                final_softcap=config.get("final_logit_softcapping"),
-                logit_scale=1.0 / config["logits_scaling"] if "logits_scaling" in config else 1.0,
-                tied=bool(config.get("tie_word_embeddings", outer.get("tie_word_embeddings", False))),
+                final_softcap=logits.softcap,
+                logit_scale=logits.scale,
+                tied=logits.tied,
                 eos_token_ids=_eos(directory, config),
-                pad_token_id=config.get("pad_token_id", outer.get("pad_token_id")),
-                bos_token_id=config.get("bos_token_id", outer.get("bos_token_id")),
+                pad_token_id=config.get("pad_token_id"),
+                bos_token_id=config.get("bos_token_id"),
                 template_hash=template_hash(directory),
                 tokenizer_hash=tokenizer_hash(directory),
+                rope_left_out=rope.left_out,
             )
         except KeyError as error:
             raise UserError(
@@ -154,20 +146,26 @@ def tokenizer_hash(directory: Path) -> str:
     return digest.hexdigest()[:16] if files else "none"
 
 
-def _rope(config: dict[str, Any]) -> dict[str, Any]:
-    """`rope_parameters` as transformers 5 writes it, or the older pair of keys brought into that form.
+def _text_part(outer: dict[str, Any], directory: Path) -> dict[str, Any]:
+    """The config of the text model: the whole of it, or the text part of a multimodal one.
 
-    A family whose layers rotate in different ways (Gemma) names a set for each kind. A draft has one kind of layer,
-    which sees everything: it takes the base of the full-attention layers, unscaled, which trainer and vLLM both know.
+    Such a part may be written without what equals its family's defaults; transformers, which left it out, fills it in.
     """
-    parameters = config.get("rope_parameters")
-    if parameters and "full_attention" in parameters:
-        return {"rope_theta": parameters["full_attention"]["rope_theta"], "rope_type": "default"}
-    if parameters:
-        return dict(parameters)
-    scaling = dict(config.get("rope_scaling") or {})
-    rope_type = scaling.pop("type", None) or scaling.pop("rope_type", None) or "default"
-    return {"rope_theta": config.get("rope_theta", 10000.0), "rope_type": rope_type, **scaling}
+    inner = outer.get("text_config")
+    if not isinstance(inner, dict):
+        return outer
+    config = inner | {key: outer[key] for key in _SHARED_KEYS if key in outer and inner.get(key) is None}
+    config |= {_TIED: outer[_TIED]} if _TIED in outer else {}
+    if config.get("model_type") not in FAMILIES or all(key in config for key in _NEVER_MISSING):
+        return config
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig
+
+    try:
+        return dict(AutoConfig.for_model(**config).to_dict())
+    except (StrictDataclassError, TypeError, ValueError, KeyError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{directory / 'config.json'}: text_config cannot be read ({reason}).") from None
 
 
 def _eos(directory: Path, config: dict[str, Any]) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ def test_of_several_kinds_of_layers_a_draft_rotates_as_those_that_see_everything
     full = {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25}
     kinds = {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4}, "full_attention": full}
     verifier = tiny_verifier(tmp_path, rope_parameters=kinds)
-    assert verifier.rope_parameters == {"rope_theta": 1e6, "rope_type": "default"}
+    assert verifier.rope_parameters == full
 
 
 def test_older_rope_keys_are_read_as_todays(tmp_path):

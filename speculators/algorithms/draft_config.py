@@ -6,8 +6,11 @@ The trap: `transformer_layer_config.vocab_size` is the verifier's, `draft_vocab_
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
+from pydantic import field_validator
+
 from speculators import __version__
 from speculators.errors import UserError
+from speculators.rotary import SHARED_TYPES, todays_rope
 from speculators.schema import Strict, validate
 from speculators.verifier import Verifier
 
@@ -50,6 +53,16 @@ class DraftConfig(Strict):
     max_position_embeddings: int
     aux_layer_ids: tuple[int, ...]
     tie_word_embeddings: bool = False
+
+    @field_validator("rope_parameters")
+    @classmethod
+    def _rotates_when_served_as_in_training(cls, value: dict[str, Any]) -> dict[str, Any]:
+        kind = value.get("rope_type")
+        if kind not in SHARED_TYPES:
+            raise ValueError(
+                f"rope_type {kind!r} is not rotated alike in training and by vLLM; known are {', '.join(SHARED_TYPES)}"
+            )
+        return value
 
     @property
     @abstractmethod
@@ -175,23 +188,14 @@ class DraftConfig(Strict):
                 "vocab_size": layer["vocab_size"],
                 "draft_vocab_size": config.get("draft_vocab_size") or layer["vocab_size"],
                 "rms_norm_eps": layer["rms_norm_eps"],
-                "rope_parameters": rope_parameters(layer, cls.default_rope_theta),
+                "rope_parameters": todays_rope(layer, cls.default_rope_theta),
                 "max_position_embeddings": layer["max_position_embeddings"],
                 "aux_layer_ids": tuple(config[cls.aux_layer_ids_key]),
                 **cls.own_fields({**config, "speculative_tokens": method["speculative_tokens"]}),
             }
-        except (KeyError, IndexError, TypeError) as error:
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            seen = f"{error} is missing" if isinstance(error, KeyError) else f"a value of another kind: {error}"
             raise UserError(
-                f"{where}: not a complete {cls.algorithm} config ({error} is missing); vLLM would not load it."
+                f"{where}: not a complete {cls.algorithm} config ({seen}); vLLM would not load it."
             ) from None
         return validate(cls, fields, where)
-
-
-def rope_parameters(layer: dict[str, Any], default_theta: float) -> dict[str, Any]:
-    """The rotary parameters of a layer config, of transformers 5 (`rope_parameters`) or older (`rope_theta` and
-    `rope_scaling`), in the newer form."""
-    if layer.get("rope_parameters"):
-        return {"rope_theta": default_theta, "rope_type": "default", **layer["rope_parameters"]}
-    scaling = dict(layer.get("rope_scaling") or {})
-    rope_type = scaling.pop("type", None) or "default"
-    return {"rope_theta": layer.get("rope_theta") or default_theta, "rope_type": rope_type, **scaling}

@@ -36,6 +36,11 @@ class OwnEnds(VerifierHead):
         """As the verifier."""
         return self._head.normalize(last_hidden_XH)
 
+    @property
+    def plain_logits(self) -> bool:
+        """As the verifier, as long as its output rows are used."""
+        return self.output_DH is self._head.output_DH and self._head.plain_logits
+
     def verifier_logits(self, normed_XH: Tensor) -> Tensor:
         """As the verifier."""
         return self._head.verifier_logits(normed_XH)

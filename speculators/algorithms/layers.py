@@ -3,11 +3,14 @@
 Shapes: X rows of any kind, H hidden, N query heads, K key/value heads, D head size.
 """
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from speculators.algorithms.draft_config import DraftConfig
+from speculators.algorithms.fused import joined, rms_norm, swiglu, turned_heads
 
 
 class RMSNorm(nn.Module):
@@ -22,9 +25,13 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        normed = F.rms_norm(x.float(), x.shape[-1:], self.weight, self.eps)
-        device = x.device.type
-        return normed.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else normed
+        return rms_norm(x, self.weight, self.eps, product_dtype(x))
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """What matrix products on the device of `x` run in now."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
 
 
 def linear_input(x: Tensor) -> Tensor:
@@ -41,8 +48,21 @@ class MLP(nn.Module):
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
-    def forward(self, x_XH: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x_XH)) * self.up_proj(x_XH))
+    def products(self, dtype: torch.dtype) -> "MLPProducts":
+        """The matrices as products take them; made once a step, however often they are used."""
+        return MLPProducts(
+            joined(dtype, self.gate_proj.weight, self.up_proj.weight), joined(dtype, self.down_proj.weight)
+        )
+
+    def forward(self, x_XH: Tensor, products: "MLPProducts") -> Tensor:
+        return swiglu(x_XH, *products)
+
+
+class MLPProducts(NamedTuple):
+    """gate's rows and then up's [2 I, H], and down [H, I]."""
+
+    gate_up: Tensor
+    down: Tensor
 
 
 class Projections(nn.Module):
@@ -60,33 +80,51 @@ class Projections(nn.Module):
             self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
         self.head_norms = head_norms
 
-    def query(self, x_XI: Tensor, rotary: "RotaryRows") -> Tensor:
-        """[X, N, D], normed and rotated."""
-        q = self.q_proj(x_XI).unflatten(-1, (-1, self.head_dim))
-        return rotary.apply(self.q_norm(q) if self.head_norms else q)
+    def products(self, dtype: torch.dtype) -> "AttentionProducts":
+        """The matrices as products take them; made once a step, however often they are used."""
+        return AttentionProducts(
+            joined(dtype, self.q_proj.weight),
+            joined(dtype, self.k_proj.weight, self.v_proj.weight),
+            joined(dtype, self.o_proj.weight),
+        )
 
-    def key_value(self, x_XI: Tensor, rotary: "RotaryRows") -> tuple[Tensor, Tensor]:
+    def query(self, x_XI: Tensor, rotary: "RotaryRows", products: "AttentionProducts") -> Tensor:
+        """[X, N, D], normed and rotated."""
+        q = F.linear(x_XI, products.q).unflatten(-1, (-1, self.head_dim))
+        return rotary.apply(q, self.q_norm if self.head_norms else None)
+
+    def key_value(self, x_XI: Tensor, rotary: "RotaryRows", products: "AttentionProducts") -> tuple[Tensor, Tensor]:
         """Keys (normed and rotated) and values, each [X, K, D]."""
-        k = self.k_proj(x_XI).unflatten(-1, (-1, self.head_dim))
-        v = self.v_proj(x_XI).unflatten(-1, (-1, self.head_dim))
-        return rotary.apply(self.k_norm(k) if self.head_norms else k), v
+        k, v = F.linear(x_XI, products.kv).unflatten(-1, (-1, self.head_dim)).chunk(2, dim=1)
+        return rotary.apply(k, self.k_norm if self.head_norms else None), v
+
+
+class AttentionProducts(NamedTuple):
+    """q [N D, I], k's rows and then v's [2 K D, I], o [H, N D]."""
+
+    q: Tensor
+    kv: Tensor
+    o: Tensor
 
 
 class Rotary(nn.Module):
-    """Rotary tables for any `rope_parameters` that transformers knows (default, llama3, yarn, linear, ...); half-split
-    ("neox") layout, as vLLM applies it to drafts."""
+    """Rotary tables for the kinds of `rope_parameters` in `rotary.SHARED_TYPES`; half-split ("neox") layout, as vLLM
+    applies it to drafts. With a `partial_rotary_factor` only the first part of a head turns."""
 
     def __init__(self, config: DraftConfig) -> None:
         super().__init__()
         from transformers import LlamaConfig
         from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+        rope = dict(config.rope_parameters)
+        if rope["rope_type"] == "default" and "partial_rotary_factor" in rope:
+            rope |= {"rope_type": "linear", "factor": 1.0}  # the same, but Llama's default kind turns whole heads
         self._rotary = LlamaRotaryEmbedding(
             LlamaConfig(
                 hidden_size=config.hidden_size,
                 num_attention_heads=config.num_heads,
                 head_dim=config.head_dim,
-                rope_parameters=dict(config.rope_parameters),
+                rope_parameters=rope,
                 max_position_embeddings=config.max_position_embeddings,
             )
         )
@@ -99,15 +137,15 @@ class Rotary(nn.Module):
 
 
 class RotaryRows:
-    """cos and sin at given positions, each float32 [X, 1, D]."""
+    """cos and sin at given positions, each float32 [X, 1, R]; R is D, or less of heads that turn in part."""
 
     def __init__(self, cos: Tensor, sin: Tensor) -> None:
         self.cos, self.sin = cos, sin
 
-    def apply(self, x_XND: Tensor) -> Tensor:
-        """Rotate each head of each row."""
-        first, second = x_XND.chunk(2, dim=-1)
-        return x_XND * self.cos + torch.cat([-second, first], dim=-1) * self.sin
+    def apply(self, x_XND: Tensor, norm: RMSNorm | None) -> Tensor:
+        """Norm each head of each row, if there is a norm, and rotate the first R entries of it."""
+        weight, eps = (norm.weight, norm.eps) if norm else (None, 0.0)
+        return turned_heads(x_XND, weight, eps, self.cos, self.sin, product_dtype(x_XND))
 
     def __getitem__(self, rows: Tensor) -> "RotaryRows":
         return RotaryRows(self.cos[rows], self.sin[rows])

@@ -54,6 +54,11 @@ class VerifierHead:
         normed = F.rms_norm(last_hidden_XH.float(), last_hidden_XH.shape[-1:], self._norm_weight, self._eps)
         return normed.to(self.output_DH.dtype)
 
+    @property
+    def plain_logits(self) -> bool:
+        """Whether the verifier's logits are those of its output rows as they are."""
+        return self._scale == 1.0 and not self._softcap
+
     def verifier_logits(self, normed_XH: Tensor) -> Tensor:
         """The verifier's own logits [X, D] over the draft vocabulary, scale and soft-cap applied, float32."""
         logits = F.linear(normed_XH, self.output_DH).float()
@@ -67,11 +72,17 @@ class VerifierHead:
 def _read(directory: Path, tied: bool) -> dict[str, Tensor]:
     """The end tensors by their bare names, whatever prefix the family puts in front."""
     wanted = {_EMBEDDING, _NORM} | (set() if tied else {_HEAD})
+    biases = {"norm.bias", "lm_head.bias"}
     found: dict[str, Tensor] = {}
     for file in sorted(directory.glob("*.safetensors")):
         with safe_open(file, framework="pt") as weights:
             for name in weights.keys():  # noqa: SIM118 - a safetensors handle is no mapping
                 bare = name.removeprefix("model.").removeprefix("language_model.").removeprefix("model.")
+                if bare in biases:
+                    raise UserError(
+                        f"--verifier: {file} has the tensor {name}, which changes the logits in a way not known here, "
+                        "and a draft would learn wrong targets; give a verifier without it."
+                    )
                 if bare in wanted:
                     found[bare] = weights.get_tensor(name)
     missing = wanted - set(found)

@@ -15,10 +15,12 @@ from speculators.verifier import Verifier
 
 MEMORY_FORMULA = (
     "frozen verifier ends 2 B (V + D) H; weights 4 B, gradients 4 B, optimizer 8 B a weight (muon: 4 B a matrix's); "
-    "activations kept for the backward pass of one row; loss chunk of 512 rows x D x 28 B"
+    "activations kept for the backward pass of one row; loss chunk of 512 rows x D x 4 B (28 B with tv or another "
+    "verifier's way of making logits)"
 )
 _FROZEN = frozenset({"embed_tokens.weight", "lm_head.weight", "d2t", "t2d"})
-_LOSS_CHUNK_ROWS, _LOSS_BYTES = 512, 28
+# Logits and, in their place, probabilities; where these cannot be made in place, several copies in float32.
+_LOSS_CHUNK_ROWS, _LOSS_BYTES, _LOSS_BYTES_IN_FULL = 512, 4, 28
 _DEFAULT_SAVES = 4
 
 Shapes = dict[str, tuple[int, ...]]
@@ -106,40 +108,46 @@ def memory(config: DraftConfig, verifier: Verifier, options: TrainOptions, optim
     weights = 4 * sum(map(math.prod, shapes.values()))
     H, V, D = config.hidden_size, config.vocab_size, config.draft_vocab_size
     shared = verifier.tied and D == V
+    in_full = options.loss_mix()["tv"] or verifier.final_softcap or verifier.logit_scale != 1.0
     return Memory(
         frozen_bytes=2 * H * (V if shared else V + D) + 4 * H,
         weights_bytes=weights,
         gradients_bytes=weights,
         optimizer_bytes=optimizer_bytes(shapes, optimizer),
         activations_bytes=kept_bytes(config, options, row),
-        loss_bytes=_LOSS_CHUNK_ROWS * D * _LOSS_BYTES,
+        loss_bytes=_LOSS_CHUNK_ROWS * D * (_LOSS_BYTES_IN_FULL if in_full else _LOSS_BYTES),
     )
 
 
 def kept_bytes(config: DraftConfig, options: TrainOptions, row: Row) -> int:
     """What one row keeps for its backward pass, the row itself (features and last states, bfloat16) included.
 
-    With b = 2 (bf16 products) or 4 bytes, a query row keeps in each layer 4 b I for the MLP, 16 H for two residuals and
-    their normed copies in float32, c H for what five products read (c = 10 in bf16, where each product has a copy of
-    its own, 4 in float32), (3 b + 4) N D for queries and outputs and 2 (2 b + 4) K D for its own keys and values. A
-    context row keeps 2 (2 b + 2) K D + 2 b H in each layer. bf16 products also keep a copy of the weights. A chain
-    (ttt_steps) has a query row a supervised slot and step, a block draft `block_size` of them a block.
+    With b = 2 (bf16 products) or 4 bytes, a query row keeps in each layer 2 b I for the MLP, 8 H for its residual
+    stream, 2 b H for its normed copies, 3 b N D for queries before and after rotation and for outputs, and 4 b K D for
+    its own keys and values. A context row keeps 2 b K D in each layer, and as much again in every pass over it. The
+    layers' matrices are kept as the products take them. A chain (ttt_steps) passes once a step, with a query row for
+    each supervised slot; a block draft passes once, with `block_size` of them a block.
     """
     b, layers, H = row.product_bytes, config.num_layers, config.hidden_size
     heads, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    read = 10 if b == 2 else 4
-    per_query = 4 * b * config.intermediate_size + (16 + read) * H + (3 * b + 4) * heads + 2 * (2 * b + 4) * kv
-    per_context = 2 * (2 * b + 2) * kv + 2 * b * H
-    aux = len(config.aux_layer_ids)
-    per_token = b * aux * H + 2 * (aux + 1) * H + 8 * H
+    per_query = b * (2 * config.intermediate_size + 2 * H + 3 * heads + 4 * kv) + 8 * H
+    passes = 1 if _block_size(config) else config.num_speculative_tokens
+    per_context = 2 * b * kv * (1 + passes)
+    aux, angles = len(config.aux_layer_ids), 8 * config.head_dim
+    per_token = 2 * (aux + 1) * H + (4 * aux * H if b == 4 else 0) + 2 * b * H + angles
     queries = query_rows(config, options, row)
-    copies = 2 * sum(parts(config).values()) if b == 2 else 0
-    return layers * (queries * per_query + row.tokens * per_context) + row.tokens * per_token + queries * 8 * H + copies
+    sizes = parts(config)
+    copies = b * (sizes["attention"] + sizes["mlp"])
+    in_layers = layers * (queries * per_query + row.tokens * per_context)
+    return in_layers + row.tokens * per_token + queries * (angles + (2 + b) * H) + copies
 
 
 def query_rows(config: DraftConfig, options: TrainOptions, row: Row) -> int:
     """Rows that pass through every layer: steps of chains, or slots of blocks."""
-    block = getattr(config, "block_size", None)
-    if block:
-        return int(min(options.max_anchors, row.supervised)) * int(block)
-    return row.supervised * config.num_speculative_tokens
+    block = _block_size(config)
+    return min(options.max_anchors, row.supervised) * block if block else row.supervised * config.num_speculative_tokens
+
+
+def _block_size(config: DraftConfig) -> int:
+    """Slots of a block; 0 for a chain."""
+    return int(getattr(config, "block_size", 0))

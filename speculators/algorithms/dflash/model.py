@@ -8,6 +8,7 @@ Shapes: T context rows, A anchors (blocks), B slots a block, H hidden.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from speculators.algorithms.attention import grouped_attention
@@ -27,16 +28,24 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(
-        self, stream_XH: Tensor, context: tuple[Tensor, Tensor], rotary: RotaryRows, start_A: Tensor, anchor_A: Tensor
+        self,
+        stream_XH: Tensor,
+        context_TH: Tensor,
+        context_rotary: RotaryRows,
+        rotary: RotaryRows,
+        start_A: Tensor,
+        anchor_A: Tensor,
     ) -> Tensor:
         """The residual stream [A x B, H] after this layer."""
         blocks = (len(anchor_A), -1)
         x = self.input_layernorm(stream_XH)
-        q = self.self_attn.query(x, rotary).unflatten(0, blocks)
-        k_own, v_own = (t.unflatten(0, blocks) for t in self.self_attn.key_value(x, rotary))
+        products = self.self_attn.products(x.dtype)
+        context = self.self_attn.key_value(context_TH, context_rotary, products)
+        q = self.self_attn.query(x, rotary, products).unflatten(0, blocks)
+        k_own, v_own = (t.unflatten(0, blocks) for t in self.self_attn.key_value(x, rotary, products))
         attended = grouped_attention(q, *context, k_own, v_own, start_A, anchor_A, self.window)
-        stream_XH = stream_XH + self.self_attn.o_proj(attended.flatten(0, 1).flatten(1))
-        return stream_XH + self.mlp(self.post_attention_layernorm(stream_XH))
+        stream_XH = stream_XH + F.linear(attended.flatten(0, 1).flatten(1), products.o)
+        return stream_XH + self.mlp(self.post_attention_layernorm(stream_XH), self.mlp.products(x.dtype))
 
 
 class DFlashModel(nn.Module):
@@ -68,6 +77,5 @@ class DFlashModel(nn.Module):
             embeds_ABH = torch.cat([embeds_ABH[:, :1].float(), masks], dim=1)
         stream = embeds_ABH.flatten(0, 1).float()
         for layer in self.layers:
-            context = layer.self_attn.key_value(context_TH, context_rotary)
-            stream = layer(stream, context, rotary, start_A, anchor_A)
+            stream = layer(stream, context_TH, context_rotary, rotary, start_A, anchor_A)
         return self.norm(stream).unflatten(0, (A, B))

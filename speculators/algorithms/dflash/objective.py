@@ -47,13 +47,14 @@ class DFlash(TrainedDraft, Algorithm):
         targets = torch.stack([documents.shifted(documents.draft_targets, s, -1)[anchors] for s in range(1, K + 1)], 1)
         real = torch.stack([documents.shifted(documents.supervised, s, False)[anchors] for s in range(1, K + 1)], 1)
 
-        normed = self._blocks(batch, documents, anchors)[:, 1:]
+        normed = self._blocks(batch, documents, anchors).flatten(0, 1)
         block, slot = (targets >= 0).nonzero(as_tuple=True)
         position = anchors[block] + slot
         order = torch.argsort(position, stable=True)
         block, slot = block[order], slot[order]
         weight, reweigh = self._slot_weights(block, slot, targets)
-        rows = Rows(normed[block, slot], position[order], targets[block, slot], weight)
+        hidden = normed.index_select(0, block * self.config.block_size + 1 + slot)
+        rows = Rows(hidden, position[order], targets[block, slot], weight)
         loss, hit = distillation_loss(rows, self.head.normalize(batch.last_hidden), self.ends, self.mix, reweigh)
 
         correct = torch.zeros_like(real)

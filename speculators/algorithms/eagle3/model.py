@@ -10,11 +10,21 @@ Shapes: T slots of the row, S selected slots (those with a supervised target), H
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from speculators.algorithms.attention import grouped_attention
 from speculators.algorithms.eagle3.config import Eagle3Config
-from speculators.algorithms.layers import MLP, Projections, RMSNorm, Rotary, RotaryRows, linear_input
+from speculators.algorithms.layers import (
+    MLP,
+    AttentionProducts,
+    MLPProducts,
+    Projections,
+    RMSNorm,
+    Rotary,
+    RotaryRows,
+    linear_input,
+)
 
 
 class Slots(NamedTuple):
@@ -48,10 +58,21 @@ class Layer(nn.Module):
         residual = normed if self.norm_before_residual else hidden_XH
         return torch.cat([self.input_layernorm(embeds_XH), normed], dim=-1), residual
 
-    def finish(self, attended_XA: Tensor, residual_XH: Tensor) -> Tensor:
+    def products(self, dtype: torch.dtype) -> "Products":
+        """The layer's matrices for all steps of a row."""
+        return Products(self.self_attn.products(dtype), self.mlp.products(dtype))
+
+    def finish(self, attended_XA: Tensor, residual_XH: Tensor, products: "Products") -> Tensor:
         """Everything after attention; returns the residual stream."""
-        residual_XH = residual_XH + self.self_attn.o_proj(attended_XA)
-        return residual_XH + self.mlp(self.post_attention_layernorm(residual_XH))
+        residual_XH = residual_XH + F.linear(attended_XA, products.attention.o)
+        return residual_XH + self.mlp(self.post_attention_layernorm(residual_XH), products.mlp)
+
+
+class Products(NamedTuple):
+    """A layer's matrices in the dtype of the products."""
+
+    attention: AttentionProducts
+    mlp: MLPProducts
 
 
 class Eagle3Model(nn.Module):
@@ -87,31 +108,33 @@ class Eagle3Model(nn.Module):
 
         Returns the residual stream [S, H] of the selected slots, and the chain that further steps extend.
         """
-        context = []
+        context, products = [], []
         hidden = hidden_TH
         for number, layer in enumerate(self.layers):
             x, residual = layer.inputs(embeds_TH, hidden)
-            k, v = layer.self_attn.key_value(x, all_slots.rotary)
+            matrices = layer.products(x.dtype)
+            products.append(matrices)
+            k, v = layer.self_attn.key_value(x, all_slots.rotary, matrices.attention)
             context.append((k, v))
             asked = slots if number == len(self.layers) - 1 else all_slots
             if asked is slots:
-                x, residual = x[slots.index], residual[slots.index]
-            q = layer.self_attn.query(x, asked.rotary)
+                x, residual = x.index_select(0, slots.index), residual.index_select(0, slots.index)
+            q = layer.self_attn.query(x, asked.rotary, matrices.attention)
             none = k.new_zeros(len(q), 0, *k.shape[1:])
             attended = grouped_attention(q[:, None], k, v, none, none, asked.start, asked.index + 1)
-            hidden = layer.finish(attended.flatten(1), residual)
-        return hidden, Chain(context, [[] for _ in self.layers])
+            hidden = layer.finish(attended.flatten(1), residual, matrices)
+        return hidden, Chain(context, [[] for _ in self.layers], products)
 
     def next_step(self, embeds_SH: Tensor, hidden_SH: Tensor, slots: Slots, chain: "Chain") -> Tensor:
         """One more step of every selected slot's chain; returns the residual stream [S, H]."""
         hidden = hidden_SH
-        for layer, (k_context, v_context), own in zip(self.layers, chain.context, chain.own, strict=True):
+        for layer, (k_context, v_context), own, products in zip(self.layers, *chain, strict=True):
             x, residual = layer.inputs(embeds_SH, hidden)
-            own.append(layer.self_attn.key_value(x, slots.rotary))
+            own.append(layer.self_attn.key_value(x, slots.rotary, products.attention))
             k_own, v_own = (torch.stack(parts, dim=1) for parts in zip(*own, strict=True))
-            q = layer.self_attn.query(x, slots.rotary)
+            q = layer.self_attn.query(x, slots.rotary, products.attention)
             attended = grouped_attention(q[:, None], k_context, v_context, k_own, v_own, slots.start, slots.index + 1)
-            hidden = layer.finish(attended.flatten(1), residual)
+            hidden = layer.finish(attended.flatten(1), residual, products)
         return hidden
 
     def feedback(self, stream_SH: Tensor) -> tuple[Tensor, Tensor]:
@@ -121,7 +144,9 @@ class Eagle3Model(nn.Module):
 
 
 class Chain(NamedTuple):
-    """Keys and values by layer: of step 0 for every slot, and of the later steps for the selected slots."""
+    """By layer: keys and values of step 0 for every slot, those of the later steps for the selected slots, and the
+    layer's matrices."""
 
     context: list[tuple[Tensor, Tensor]]
     own: list[list[tuple[Tensor, Tensor]]]
+    products: list[Products]

@@ -43,23 +43,19 @@ class Eagle3(TrainedDraft, Algorithm):
         targets, real = targets[:, index], real[:, index]
         targets[:, len(selected) :], real[:, len(selected) :] = -1, False
 
-        rows, places = [], []
-        for j, normed in enumerate(self._unroll(batch, documents, index)):
-            kept = (targets[j] >= 0).nonzero()[:, 0]
-            weight = torch.full(kept.shape, self.options.step_decay**j, device=kept.device)
-            rows.append(Rows(normed[kept], index[kept] + 1 + j, targets[j, kept], weight))
-            places.append((torch.full_like(kept, j), kept))
-        joined = Rows(*(torch.cat(parts) for parts in zip(*rows, strict=True)))
-        order = torch.argsort(joined.position, stable=True)
-        joined = Rows(*(part[order] for part in joined))
-        loss, hit = distillation_loss(joined, self.head.normalize(batch.last_hidden), self.ends, self.mix)
+        step, slot = (targets >= 0).nonzero(as_tuple=True)
+        position = index[slot] + 1 + step
+        order = torch.argsort(position, stable=True)
+        step, slot = step[order], slot[order]
+        normed = torch.cat(self._unroll(batch, documents, index)).index_select(0, step * len(index) + slot)
+        rows = Rows(normed, position[order], targets[step, slot], self.options.step_decay ** step.float())
+        loss, hit = distillation_loss(rows, self.head.normalize(batch.last_hidden), self.ends, self.mix)
 
-        correct = torch.zeros(steps, len(index), dtype=torch.bool, device=hit.device)
-        step_of, slot_of = (torch.cat(parts)[order] for parts in zip(*places, strict=True))
-        correct[step_of, slot_of] = hit
+        correct = torch.zeros_like(real)
+        correct[step, slot] = hit
         histogram = self.histogram_of(correct.T, real.T)
         covered = Metric(float(targets[0].ge(0).sum()), float(max(1, int(real[0].sum()))))
-        return StepOutput(loss, len(joined.position), histogram, {"in_draft_vocab": covered})
+        return StepOutput(loss, len(position), histogram, {"in_draft_vocab": covered})
 
     def _unroll(
         self, batch: Batch, documents: Documents, index: Tensor, drafted: list[Tensor] | None = None
