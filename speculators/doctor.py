@@ -1,4 +1,4 @@
-"""Checks before hours are spent. `speculators doctor` runs all of CHECKS, every training run the cheap ones first.
+"""Checks before hours are spent. `speculators doctor` runs all of CHECKS, every training run those of BEFORE_TRAINING.
 
 A check is one function in the table: it takes the facts and gives a finding, None where it does not apply. A sentence
 that reading something raises is an error of that check.
@@ -12,11 +12,11 @@ from speculators.doctor_facts import Facts, Finding, gather
 from speculators.errors import UserError
 from speculators.schema import Strict
 
-__all__ = ["CHEAP", "CHECKS", "Diagnosis", "Facts", "Finding", "check_before_training", "diagnose", "gather"]
+__all__ = ["BEFORE_TRAINING", "CHECKS", "Diagnosis", "Facts", "Finding", "check_before_training", "diagnose", "gather"]
 
 Check = Callable[[Facts], Finding | None]
 
-CHEAP: tuple[Check, ...] = (
+_CHEAP: tuple[Check, ...] = (
     doctor_states.manifest,
     doctor_text.template,
     doctor_text.thinking,
@@ -31,7 +31,8 @@ CHEAP: tuple[Check, ...] = (
     doctor_states.disk,
     doctor_states.memory,
 )
-CHECKS: tuple[Check, ...] = (*CHEAP, doctor_states.on_policy)
+CHECKS: tuple[Check, ...] = (*_CHEAP, doctor_states.on_policy)
+BEFORE_TRAINING: tuple[Check, ...] = (*_CHEAP, doctor_states.on_policy_briefly)
 
 
 class Diagnosis(Strict):
@@ -59,12 +60,12 @@ def diagnose(facts: Facts, checks: Sequence[Check] = CHECKS) -> Diagnosis:
 
 
 def check_before_training(facts: Facts, talk: bool = True) -> None:
-    """Run the cheap checks; warnings are a line each on stderr if `talk`.
+    """Run the cheap checks, and if `talk` a brief look at the on-policy share; warnings are then a line each on stderr.
 
     Raises:
         UserError: the first error found.
     """
-    diagnosis = diagnose(facts, CHEAP)
+    diagnosis = diagnose(facts, BEFORE_TRAINING if talk else _CHEAP)
     for finding in diagnosis.findings:
         if talk and finding.level == "warning":
             print(f"warning: {finding.check}: {finding.sentence}", file=sys.stderr)

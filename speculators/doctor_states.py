@@ -18,6 +18,7 @@ from speculators.training.precision import uses_bf16
 
 _FILES = 8
 _ON_POLICY_SAMPLES, _ON_POLICY_TOKENS, _LOW_ON_POLICY = 8, 4096, 0.7
+_FEW_ON_POLICY_TOKENS = 512
 _CHUNK = 256
 
 
@@ -81,13 +82,21 @@ def cached_states(facts: Facts) -> Finding | None:
     return Finding.ok(name, f"{len(samples)} sampled files are finite and hold the states of their tokens.")
 
 
-@torch.no_grad()
 def on_policy(facts: Facts) -> Finding | None:
     """The data's text is what this verifier would write: its next token is the most likely one."""
+    return _on_policy(facts, _ON_POLICY_TOKENS)
+
+
+def on_policy_briefly(facts: Facts) -> Finding | None:
+    """The same on few tokens: what a run can spare before its first step."""
+    return _on_policy(facts, _FEW_ON_POLICY_TOKENS)
+
+
+def _on_policy(facts: Facts, most: int) -> Finding | None:
     name = "on-policy"
-    if facts.cache is None:
-        return None
-    agreed, seen = on_policy_counts(facts)
+    if facts.cache is None or not any(Path(facts.verifier.path).glob("*.safetensors")):
+        return None  # a dry run needs no weights
+    agreed, seen = on_policy_counts(facts, most)
     if not seen:
         return None
     sentence = f"{share(agreed, seen)} of {seen} supervised tokens are the verifier's own first choice"
@@ -100,8 +109,10 @@ def on_policy(facts: Facts) -> Finding | None:
     return Finding.ok(name, f"{sentence}.")
 
 
-def on_policy_counts(facts: Facts) -> tuple[int, int]:
-    """(tokens that the verifier would have chosen, tokens looked at), over the supervised tokens of a few samples."""
+@torch.no_grad()
+def on_policy_counts(facts: Facts, most: int = _ON_POLICY_TOKENS) -> tuple[int, int]:
+    """(tokens that the verifier would have chosen, tokens looked at), over at most so many supervised tokens of a few
+    samples."""
     from speculators.algorithms.verifier_head import VerifierHead
 
     assert facts.cache
@@ -111,7 +122,7 @@ def on_policy_counts(facts: Facts) -> tuple[int, int]:
         if sample.sample_id not in facts.cache:
             continue
         states = facts.cache.read(sample.sample_id, sample.ids)
-        places = torch.from_numpy(np.flatnonzero(sample.loss_mask[1:]) + 1)[: _ON_POLICY_TOKENS // _ON_POLICY_SAMPLES]
+        places = torch.from_numpy(np.flatnonzero(sample.loss_mask[1:]) + 1)[: most // _ON_POLICY_SAMPLES]
         ids = torch.from_numpy(np.asarray(sample.ids, dtype=np.int64))
         for part in places.split(_CHUNK):
             logits = head.verifier_logits(head.normalize(states.last_hidden[part - 1]))

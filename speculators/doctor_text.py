@@ -147,16 +147,21 @@ def rope(facts: Facts) -> Finding | None:
     if facts.config is None:
         return None
     draft, verifier = facts.config.rope_parameters, facts.verifier.rope_parameters
-    kinds = [kind for kind in verifier.values() if isinstance(kind, dict)] or [verifier]
-    if _numbers(draft) not in [*map(_numbers, kinds), _numbers(verifier)]:
-        keys = [key for key in sorted({*draft, *kinds[0]}) if draft.get(key) != kinds[0].get(key)]
+    if _numbers(draft) != _numbers(verifier):
+        keys = [key for key in sorted({*draft, *verifier}) if draft.get(key) != verifier.get(key)]
         return Finding.warning(
             name,
             f"the draft's {', '.join(f'{key} {draft.get(key)}' for key in keys)} differs from the verifier's "
-            f"{', '.join(str(kinds[0].get(key)) for key in keys)}; vLLM rotates the draft as its own config says, so "
+            f"{', '.join(str(verifier.get(key)) for key in keys)}; vLLM rotates the draft as its own config says, so "
             "this is right only for a draft that was trained so.",
         )
-    return Finding.ok(name, f"the draft has the verifier's rotary parameters (theta {draft.get('rope_theta')}).")
+    seen = f"the draft has the verifier's rotary parameters (theta {draft.get('rope_theta')})"
+    if facts.verifier.rope_left_out:
+        return Finding.ok(
+            name,
+            f"{seen}, without its {facts.verifier.rope_left_out} scaling, which training and vLLM compute differently.",
+        )
+    return Finding.ok(name, f"{seen}.")
 
 
 def vocabulary(facts: Facts) -> Finding | None:

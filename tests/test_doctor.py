@@ -159,6 +159,24 @@ def test_a_draft_that_rotates_otherwise_is_found(healthy: Path) -> None:
     assert "rope_theta 500000.0 differs from the verifier's 10000.0" in found.sentence
 
 
+def test_scaling_that_a_draft_does_without_is_named(healthy: Path) -> None:
+    facts = gather(options(healthy, "eagle3"))
+    verifier = facts.verifier.model_copy(update={"rope_left_out": "longrope"})
+    finding = {f.check: f for f in diagnose(facts._replace(verifier=verifier)).findings}["rope"]
+    assert (finding.level, "without its longrope scaling" in finding.sentence) == ("ok", True)
+
+
+def test_the_first_rank_looks_at_the_on_policy_share_before_training(
+    world: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill_cache(world, lambda following: torch.randn(len(following), 16).bfloat16())
+    facts = gather(options(world))
+    check_before_training(facts, talk=False)
+    assert capsys.readouterr().err == ""
+    check_before_training(facts)
+    assert "warning: on-policy: " in capsys.readouterr().err
+
+
 def test_a_full_disk_is_found(healthy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(healthy)
     for free, level in ((10, "error"), (200_000, "warning")):

@@ -1,12 +1,13 @@
 """One process or several under torchrun. Gradients are *summed* over ranks; who divides is the trainer, once.
 
 Without `--fsdp` every rank holds the whole draft and the sums are plain all-reduces: drafts are small, and nothing
-wraps the module. The trap: a rank that fails breaks the others' next sum, so they end too, naming whom to look at.
+wraps the module. The trap: a rank that fails breaks the others' next sum, so it leaves its sentence in the store that
+they met through, and they end with it.
 """
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 import torch.distributed as dist
@@ -16,12 +17,14 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from speculators.algorithms.base import Algorithm, Batch, StepOutput
 from speculators.errors import UserError
 
+_WHY_ENDED = "why a rank ended"
+
 
 class Ranks:
     """This process among all of the run."""
 
-    def __init__(self, rank: int, world: int, device: torch.device) -> None:
-        self.rank, self.world, self.device = rank, world, device
+    def __init__(self, rank: int, world: int, device: torch.device, store: dist.Store | None = None) -> None:
+        self.rank, self.world, self.device, self._store = rank, world, device, store
 
     @property
     def first(self) -> bool:
@@ -55,13 +58,28 @@ class Ranks:
         """Wait for all ranks."""
         self.gather([])
 
+    def say_why(self, error: Exception) -> None:
+        """Leave this rank's reason for ending to the others; the first to say one is heard."""
+        kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+        if self._store:
+            with suppress(RuntimeError):  # the rank that keeps the store has ended
+                self._store.compare_set(_WHY_ENDED, "", f"rank {self.rank}: {kind}{error}")
+
+    def why_another_ended(self) -> str:
+        """The sentence of the rank that ended first; "" when none left one."""
+        with suppress(RuntimeError):
+            if self._store and self._store.check([_WHY_ENDED]):
+                return bytes(self._store.get(_WHY_ENDED)).decode()
+        return ""
+
     @contextmanager
     def _together(self) -> Iterator[None]:
         try:
             yield
         except RuntimeError as error:
             reason = (str(error).splitlines() or [""])[0]
-            raise UserError(f"rank {self.rank}: another rank has ended ({reason}); its own message says why.") from None
+            unknown = f"rank {self.rank}: another rank has ended ({reason}); its own message says why."
+            raise UserError(self.why_another_ended() or unknown) from None
 
 
 @contextmanager
@@ -72,15 +90,24 @@ def start_ranks(device: str) -> Iterator[Ranks]:
         device: auto, cpu, cuda or cuda:N; under torchrun each process takes the GPU of its local rank.
 
     Raises:
-        UserError: the device isn't there.
+        UserError: the device isn't there, or another rank ended; then it is that rank's sentence.
     """
     world = int(os.environ.get("WORLD_SIZE", 1))
     chosen = _device(device, int(os.environ.get("LOCAL_RANK", 0)) if world > 1 else None)
     if world == 1:
         yield Ranks(0, 1, chosen)
         return
-    dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
-    yield Ranks(dist.get_rank(), world, chosen)
+    store, rank, world = next(dist.rendezvous("env://"))
+    dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", store=store, rank=rank, world_size=world)
+    ranks = Ranks(rank, world, chosen, store)
+    try:
+        yield ranks
+    except Exception as error:
+        # Shards meet inside the module too, where a lost rank is any RuntimeError.
+        if isinstance(error, RuntimeError) and (why := ranks.why_another_ended()):
+            raise UserError(why) from error
+        ranks.say_why(error)
+        raise
     # Only after success: with a rank gone this would wait for it.
     dist.destroy_process_group()
 
@@ -106,7 +133,8 @@ class ShardedStep(nn.Module):
     """FSDP2 around `algorithm.step`: weights, gradients and optimizer state are sharded between steps and whole within.
 
     One unit around the step, not one for each layer, because algorithms use their modules through other methods than
-    `forward`, where FSDP would not gather. Gradients are summed, not averaged.
+    `forward`, where FSDP would not gather. Gradients are summed, not averaged. Every row gives every weight a gradient,
+    be it zero: ranks reduce what has one, and a row with nothing to learn would leave the others waiting.
     """
 
     def __init__(self, algorithm: Algorithm, ranks: Ranks) -> None:
@@ -122,7 +150,11 @@ class ShardedStep(nn.Module):
 
     def forward(self, batch: Batch, generator: torch.Generator) -> StepOutput:
         """One row, as `Algorithm.step`."""
-        return self._step(batch, generator)
+        output = self._step(batch, generator)
+        if not torch.is_grad_enabled():
+            return output
+        nothing = torch.stack([p.sum() for p in self.module.parameters() if p.requires_grad]).sum() * 0.0
+        return output._replace(loss_sum=output.loss_sum + nothing)
 
 
 def whole(tensor: Tensor) -> Tensor:

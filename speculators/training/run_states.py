@@ -11,10 +11,8 @@ from speculators.data.extract_options import check_layer_ids
 from speculators.data.extract_rest import RestSource
 from speculators.data.hidden_states import HiddenStateCache
 from speculators.data.on_demand import Budget, OnDemand, Policy, Shape
-from speculators.data.own_files import remove_abandoned
 from speculators.data.samples import SPLITS, DataDirectory
 from speculators.data.skipped import SKIPPED_LOG, SkippedLog
-from speculators.data.stored_states import HiddenStates, check_states
 from speculators.training.options import TrainOptions
 from speculators.training.parallel import Ranks
 from speculators.training.pretrained import read_start
@@ -84,7 +82,6 @@ def open_states(
         try:
             yield source
         finally:
-            fetch.close()
             source.stop()
 
 
@@ -112,15 +109,10 @@ def _fetched_layers(
 
 def _endpoints(options: TrainOptions, layers: tuple[int, ...], verifier: Verifier, policy: Policy) -> Endpoints:
     assert options.storage_path
-    remove_abandoned(options.storage_path)
     sources = [
-        RestSource(url, "", options.storage_path, len(layers), timeout_s=options.request_timeout)
+        RestSource(url, options.storage_path, len(layers), verifier.hidden_size, options.request_timeout)
         for url in options.vllm_endpoint
     ]
-
-    def check(sample_id: str, states: HiddenStates) -> None:
-        check_states(states, len(layers), verifier.hidden_size, f"sample {sample_id}")
-
     skips = policy.on_missing == "skip"
     attempts = min(_ATTEMPTS_BEFORE_SKIP, policy.max_consecutive) if skips else policy.max_consecutive
-    return Endpoints(sources, attempts, check)
+    return Endpoints(sources, attempts)

@@ -4,20 +4,19 @@ import os
 from pathlib import Path
 from typing import Any
 
+import cache_server
 import pytest
 import torch
-from toy_training import VERIFIER, make_data, options_of, trainer_of
+from toy_training import VERIFIER, make_data, options_of, train_toy
 from unruly_server import ORDERLY, Script, UnrulyServer
 
 from speculators.cli.options import resolve
 from speculators.data.hidden_states import HiddenStateCache
-from speculators.data.samples import SPLITS, DataDirectory, sample_id
+from speculators.data.samples import SPLITS, DataDirectory
 from speculators.data.skipped import read_skipped
 from speculators.errors import UserError
-from speculators.training.log import StepRecord, TrainResult, read_log
+from speculators.training.log import StepRecord, read_log
 from speculators.training.options import TrainOptions
-from speculators.training.parallel import start_ranks
-from speculators.training.run_states import open_states
 from speculators.training.trainer import Trainer
 
 
@@ -31,14 +30,7 @@ def root(tmp_path: Path) -> Path:
 
 def serve(root: Path, script: Script = ORDERLY) -> UnrulyServer:
     """A server that gives what the full cache holds."""
-    full = HiddenStateCache.open(root / "full", VERIFIER, None)
-
-    def states_of(ids: list[int]) -> torch.Tensor:
-        tokens = torch.tensor(ids, dtype=torch.int32).numpy()
-        states = full.read(sample_id(tokens), tokens)
-        return torch.cat([states.aux_hidden, states.last_hidden[:, None]], 1)
-
-    return UnrulyServer(root / "storage", states_of, script)
+    return cache_server.serve(root / "full", root / "storage", script)
 
 
 def partial_cache(root: Path, name: str) -> Path:
@@ -57,16 +49,6 @@ def online(root: Path, server: UnrulyServer, output: str, **changes: Any) -> Tra
     return options_of(root, output, **{"hidden_states": None} | settings | changes)
 
 
-def train(options: TrainOptions, **toy: Any) -> tuple[TrainResult, Trainer]:
-    options.check()
-    with (
-        start_ranks(options.device) as ranks,
-        open_states(options, VERIFIER, options.aux_layer_ids, ranks) as states,
-    ):
-        trainer = trainer_of(options, ranks, states, **toy)
-        return trainer.run(), trainer
-
-
 def assert_same_bits(a: Trainer, b: Trainer) -> None:
     one, other = dict(a.algorithm.module.named_parameters()), dict(b.algorithm.module.named_parameters())
     assert one.keys() == other.keys()
@@ -79,7 +61,7 @@ def losses(run: Path) -> list[float]:
 
 @pytest.fixture
 def offline(root: Path) -> Trainer:
-    return train(options_of(root, "offline", hidden_states=root / "full"))[1]
+    return train_toy(options_of(root, "offline", hidden_states=root / "full"))[1]
 
 
 def test_any_mix_trains_the_weights_of_a_full_cache_bit_by_bit(root: Path, offline: Trainer):
@@ -92,14 +74,14 @@ def test_any_mix_trains_the_weights_of_a_full_cache_bit_by_bit(root: Path, offli
             "new": {"hidden_states": root / "new-cache", "on_generate": "cache"},
         }
         for name, changes in mixes.items():
-            result, trainer = train(online(root, server, name, **changes))
+            result, trainer = train_toy(online(root, server, name, **changes))
             assert_same_bits(offline, trainer)
             assert losses(root / name) == losses(root / "offline")
             assert result.skipped == 0
             assert list((root / "storage").iterdir()) == []
         before = len(server.requests)
         for cache in ("growing", "new-cache"):
-            _, trainer = train(online(root, server, f"again-{cache}", hidden_states=root / cache))
+            _, trainer = train_toy(online(root, server, f"again-{cache}", hidden_states=root / cache))
             assert_same_bits(offline, trainer)
         assert len(server.requests) == before
     assert HiddenStateCache.open(root / "new-cache", VERIFIER, None).manifest.aux_layer_ids == (1, 2)
@@ -108,9 +90,9 @@ def test_any_mix_trains_the_weights_of_a_full_cache_bit_by_bit(root: Path, offli
 def test_interrupted_and_continued_online_equals_offline_and_leaves_nothing(root: Path, offline: Trainer):
     with serve(root) as server:
         with pytest.raises(KeyboardInterrupt):
-            train(online(root, server, "parts"), interrupt_at=5)
+            train_toy(online(root, server, "parts"), interrupt_at=5)
         assert list((root / "storage").iterdir()) == []
-        _, resumed = train(online(root, server, "parts"))
+        _, resumed = train_toy(online(root, server, "parts"))
     assert_same_bits(offline, resumed)
 
 
@@ -118,11 +100,9 @@ def test_left_out_samples_change_no_step_and_are_counted(root: Path, offline: Tr
     data = DataDirectory(root / "data").split("train")
     rows = offline._train
     gone = {rows._samples[i].sample_id for i in rows.rows[0]}
-    script: Script = lambda number, ids: (  # noqa: E731
-        "refuse" if sample_id(torch.tensor(ids, dtype=torch.int32).numpy()) in gone else "well"
-    )
+    script: Script = lambda number, ids: "refuse" if cache_server.sample_of(ids) in gone else "well"  # noqa: E731
     with serve(root, script) as server:
-        result, trainer = train(online(root, server, "skipping", on_missing="skip", max_consecutive_failures=20))
+        result, trainer = train_toy(online(root, server, "skipping", on_missing="skip", max_consecutive_failures=20))
     assert (result.steps, result.skipped) == (offline.total_steps, len(gone))
     assert {record.sample_id for record in read_skipped(root / "skipping")} == gone
     kept = sum(len(sample.ids) for sample in data if sample.sample_id not in gone)
@@ -137,9 +117,9 @@ def test_a_server_that_stays_broken_ends_the_run_with_one_sentence(root: Path):
     with serve(root, lambda number, ids: "error" if number > 5 else "well") as server:
         words = rf"^{server.url}: no hidden states for sample \w+ .*after 2 failed requests in a row; .*out of luck"
         with pytest.raises(UserError, match=words):
-            train(online(root, server, "run", max_consecutive_failures=2))
+            train_toy(online(root, server, "run", max_consecutive_failures=2))
         with pytest.raises(UserError, match="3 samples in a row were left out"):
-            train(online(root, server, "run", on_missing="skip", max_consecutive_failures=3))
+            train_toy(online(root, server, "run", on_missing="skip", max_consecutive_failures=3))
     assert list((root / "storage").iterdir()) == []
 
 

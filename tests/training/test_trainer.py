@@ -166,6 +166,16 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_samples_and_checkpoin
     assert len(step_losses(root / "run")) == 3
 
 
+def test_a_step_without_targets_says_so_and_changes_nothing(root: Path, capsys: pytest.CaptureFixture[str]):
+    trainer = trainer_of(options_of(root, "fresh"), Ranks(0, 1, torch.device("cpu")))
+    barren = [sample.sample_id for sample in trainer._train._samples]
+    _, after = train_toy(options_of(root, max_steps=1, validate_every=0), barren=barren)
+    assert_same_bits(trainer, after)
+    assert "step 1: no token of this step is a target in the draft vocabulary" in capsys.readouterr().err
+    (record,) = read_log(root / "run")
+    assert (record.targets, record.loss) == (0, 0.0)
+
+
 def test_a_damaged_row_is_named_by_the_trainer(root: Path):
     cache = HiddenStateCache.open(root / "cache", VERIFIER, None)
     for file in list(cache.path.glob("*/*.safetensors")):

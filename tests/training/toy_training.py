@@ -8,6 +8,7 @@ import contextlib
 import os
 import signal
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from speculators.training.log import TrainResult
 from speculators.training.optim import resolve_hyper
 from speculators.training.options import TrainOptions
 from speculators.training.parallel import Ranks, start_ranks
+from speculators.training.run_states import open_states
 from speculators.training.trainer import Trainer
 from speculators.verifier import Verifier
 
@@ -75,12 +77,17 @@ class ToyModule(nn.Module):
 
 class Toy(Algorithm):
     """`poison` names a sample whose loss is nan; row number `interrupt_at` gets a Ctrl-C (from 1, counting the
-    rows trained on, or those validated on)."""
+    rows trained on, or those validated on); a row with a sample of `barren` has no targets and no gradient."""
 
     def __init__(
-        self, config: Eagle3Config, poison: str = "", interrupt_at: int = 0, when_training: bool = True
+        self,
+        config: Eagle3Config,
+        poison: str = "",
+        interrupt_at: int = 0,
+        when_training: bool = True,
+        barren: Collection[str] = (),
     ) -> None:
-        self.config, self.module, self._poison = config, ToyModule(), poison
+        self.config, self.module, self._poison, self._barren = config, ToyModule(), poison, set(barren)
         self._until_interrupt, self._when_training = interrupt_at, when_training
 
     @classmethod
@@ -92,6 +99,8 @@ class Toy(Algorithm):
             self._until_interrupt -= 1
             if self._until_interrupt == 0:
                 signal.raise_signal(signal.SIGINT)
+        if self._barren.intersection(batch.sample_ids):
+            return StepOutput(torch.zeros(()), 0, torch.zeros(K + 1, dtype=torch.int64), {"used": Metric(0, 0)})
         usable = batch.loss_mask[K:] & (batch.document_ids[:-K] == batch.document_ids[K:])
         places = usable.nonzero()[:, 0]
         places = places[torch.randperm(len(places), generator=generator)[: max(1, len(places) // 2)]]
@@ -195,9 +204,13 @@ def trainer_of(options: TrainOptions, ranks: Ranks, states: OnDemand | None = No
 
 
 def train_toy(options: TrainOptions, **toy: Any) -> tuple[TrainResult, Trainer]:
-    """Train to the end in this process."""
-    with start_ranks(options.device) as ranks:
-        trainer = trainer_of(options, ranks, **toy)
+    """Train to the end in this process, on states from where the options say."""
+    options.check()
+    with (
+        start_ranks(options.device) as ranks,
+        open_states(options, VERIFIER, options.aux_layer_ids, ranks) as states,
+    ):
+        trainer = trainer_of(options, ranks, states, **toy)
         return trainer.run(), trainer
 
 
