@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from curves import Curve, CurvePoint, Curves, lines, plot, standings
 from drivers import export_rows, run_ours, run_script, run_upstream
 from pydantic import Field
-from training_job import Algorithm, Job, Measured
+from training_job import Algorithm, Measured, make_job
 from upstream_environment import upstream_python
 
 from speculators.cli.options import schema_command
@@ -104,18 +104,13 @@ def _curve(options: LearningOptions, name: str, seed: int, python: Path | None) 
     candidate = CANDIDATES[name]
     directory = options.output / f"{name}-{seed}"
     shutil.rmtree(directory, ignore_errors=True)
-    dflash = candidate.algorithm == "dflash"
-    job = Job(
-        algorithm=candidate.algorithm,
-        verifier=options.verifier,
-        data=str(options.data),
-        hidden_states=str(options.hidden_states),
-        rows=str(directory / "rows"),
-        output=str(directory / "run"),
+    job = make_job(
+        candidate.algorithm,
+        options,
+        directory,
         steps=options.steps,
         row_length=options.row_length,
         draft_vocab_size=options.draft_vocab_size,
-        num_layers=2 if dflash else 1,
         max_anchors=256,
         seed=seed,
         save_every=max(1, options.steps // options.checkpoints),

@@ -89,10 +89,10 @@ def summarise(runs: Sequence[Run]) -> list[Summary]:
                 point=ours[0].point if ours else theirs[0].point,
                 ours_tokens_per_s=_median(run.tokens_per_s for run in ours),
                 upstream_tokens_per_s=_median(run.tokens_per_s for run in theirs),
-                speed=_ratio((a.tokens_per_s, b.tokens_per_s) for a, b in pairs),
+                speed=ratio((a.tokens_per_s, b.tokens_per_s) for a, b in pairs),
                 ours_bytes=_median(run.peak_over_resident_bytes for run in ours),
                 upstream_bytes=_median(run.peak_over_resident_bytes for run in theirs),
-                memory=_ratio((a.peak_over_resident_bytes, b.peak_over_resident_bytes) for a, b in pairs),
+                memory=ratio((a.peak_over_resident_bytes, b.peak_over_resident_bytes) for a, b in pairs),
             )
         )
     return summaries
@@ -106,7 +106,8 @@ def _median(values: Iterable[float | None]) -> float | None:
     return statistics.median(known) if known else None
 
 
-def _ratio(pairs: Iterable[tuple[float | None, float | None]]) -> Ratio | None:
+def ratio(pairs: Iterable[tuple[float | None, float | None]]) -> Ratio | None:
+    """Of pairs of runs; those with a failed one are left out."""
     ratios = [ours / theirs for ours, theirs in pairs if ours is not None and theirs]
     return Ratio(statistics.median(ratios), min(ratios), max(ratios)) if ratios else None
 

@@ -8,7 +8,7 @@ import ctypes
 import gc
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
@@ -46,6 +46,45 @@ class Job(_Frozen):
     seed: int = 0
     save_every: int = 0
     overrides: dict[str, Any] = {}
+
+
+class Sources(Protocol):
+    """What a benchmark's options say about what is trained on."""
+
+    @property
+    def verifier(self) -> str:
+        """Directory of the verifier."""
+
+    @property
+    def data(self) -> Path:
+        """Data directory of `speculators prepare`."""
+
+    @property
+    def hidden_states(self) -> Path:
+        """Cache of `speculators extract`."""
+
+
+SHAPES: dict[Algorithm, dict[str, int]] = {
+    "eagle3": {"num_layers": 1, "ttt_steps": 3},
+    "dflash": {"num_layers": 2, "block_size": 8},
+}
+
+
+def make_job(algorithm: Algorithm, sources: Sources, directory: Path, **fields: Any) -> Job:
+    """The run of `algorithm` in our draft's usual shape whose rows and checkpoints lie in `directory`.
+
+    Args:
+        fields: of `Job`, in place of its defaults and of the usual shape.
+    """
+    told = {
+        "algorithm": algorithm,
+        "verifier": sources.verifier,
+        "data": str(sources.data),
+        "hidden_states": str(sources.hidden_states),
+        "rows": str(directory / "rows"),
+        "output": str(directory / "run"),
+    }
+    return Job.model_validate({**told, **SHAPES[algorithm], **fields})
 
 
 class Exported(_Frozen):

@@ -27,6 +27,8 @@ def _text(summary: PrepareSummary) -> str:
         lines.append(
             f"  one sample per answer, because the template rewrites earlier turns: {summary.split_into_turns} rows"
         )
+    if summary.without_reasoning:
+        lines.append(f"  reasoning not learned, because the template leaves it out: {summary.without_reasoning} rows")
     lines += [f"  dropped, {reason}: {count}" for reason, count in summary.dropped.items()]
     shares = ", ".join(f"{size}: {share:.2%}" for size, share in summary.coverage.items())
     lines.append(f"  supervised tokens inside a draft vocabulary of {shares}")

@@ -1,7 +1,8 @@
 """`speculators regenerate`: through a given endpoint, or a vLLM server started for the length of the command."""
 
 from speculators.cli.options import schema_command
-from speculators.data.regenerate import Plan, RegenerateOptions, RegenerateSummary, plan, regenerate
+from speculators.data.regenerate import Plan, plan, regenerate
+from speculators.data.regenerate_options import RegenerateOptions, RegenerateSummary
 
 
 def run(options: RegenerateOptions) -> None:

@@ -13,11 +13,13 @@ REQUEST_TIMEOUT_S = 600
 
 
 class Pending(NamedTuple):
-    """A prompt without an answer: the user's turns (and the system's), without any assistant's."""
+    """A prompt without an answer: the user's turns (and the system's), without any assistant's, and the tools that the
+    verifier may call."""
 
     conversation_id: str
     source: str
     messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
 
 
 class Answered(NamedTuple):
@@ -43,9 +45,9 @@ class Failed(NamedTuple):
 
 
 def answer_all(
-    pending: Sequence[Pending], *, base_url: str, model: str, concurrency: int, max_tokens: int, temperature: float
+    pending: Sequence[Pending], *, base_url: str, model: str, concurrency: int, request: dict[str, Any]
 ) -> Iterator[tuple[Pending, Answered | Failed]]:
-    """Outcomes in the order they come.
+    """Outcomes in the order they come; `request` is what every request says beside model, messages and tools.
 
     Threads are daemons: Ctrl-C ends the program without waiting for the requests in flight.
 
@@ -56,9 +58,7 @@ def answer_all(
 
     url = f"{base_url.rstrip('/')}/v1"
     client = openai.OpenAI(base_url=url, api_key="none", max_retries=RETRIES, timeout=REQUEST_TIMEOUT_S)
-    ask = _with_token_ids(
-        partial(client.chat.completions.create, model=model, max_tokens=max_tokens, temperature=temperature)
-    )
+    ask = _with_token_ids(partial(client.chat.completions.create, model=model), request)
     todo: queue.SimpleQueue[Pending] = queue.SimpleQueue()
     done: queue.SimpleQueue[tuple[Pending, Answered | Failed | UserError]] = queue.SimpleQueue()
     stop = threading.Event()
@@ -72,7 +72,7 @@ def answer_all(
             except queue.Empty:
                 return
             try:
-                done.put((prompt, _converse(ask, prompt.messages)))
+                done.put((prompt, _converse(ask, prompt)))
             except openai.APIConnectionError as error:
                 done.put((prompt, UserError(f"{base_url}: does not answer ({error.__cause__ or error})")))
             except Exception as error:  # whatever a server can answer: it is listed, never lost
@@ -90,49 +90,61 @@ def answer_all(
         stop.set()
 
 
-def _with_token_ids(create: Any) -> Any:
+def _with_token_ids(create: Any, request: dict[str, Any]) -> Any:
     """Ask for token ids, which vLLM gives; a server that refuses the unknown option is not asked for them again."""
     import openai
 
     refused = threading.Event()
 
-    def ask(messages: list[dict[str, Any]]) -> Any:
+    def ask(**said: Any) -> Any:
         if not refused.is_set():
             try:
-                return create(messages=messages, extra_body={"return_token_ids": True})
+                return create(**said, extra_body={**request, "return_token_ids": True})
             except openai.BadRequestError as error:
                 if "return_token_ids" not in str(error):
                     raise
                 refused.set()
-        return create(messages=messages)
+        return create(**said, extra_body=request)
 
     return ask
 
 
-def _converse(ask: Any, asked: Sequence[dict[str, Any]]) -> Answered:
-    """Answer each user turn in turn. An answer cut at its limit ends the conversation: the verifier would not have gone
-    on from there."""
+def _converse(ask: Any, prompt: Pending) -> Answered:
+    """Answer each user turn in turn. An answer cut at its limit ends the conversation, because the verifier would not
+    have gone on from there, and so does a call of a tool, whose result nobody knows."""
     messages: list[dict[str, Any]] = []
     completion_tokens = prompt_tokens = 0
     finish_reason = "stop"
     tokens = _Tokens([], [], exact=True)
-    for message in asked:
+    tools = {"tools": prompt.tools} if prompt.tools else {}
+    for message in prompt.messages:
         messages.append({"role": message["role"], "content": message["content"]})
         if message["role"] != "user":
             continue
-        response = ask(messages)
+        response = ask(messages=messages, **tools)
         choice = response.choices[0]
         finish_reason = choice.finish_reason
-        if finish_reason not in ("stop", "length"):
+        if finish_reason not in ("stop", "length", "tool_calls"):
             raise ValueError(f"the answer ended with {finish_reason!r}, neither complete nor at its limit")
-        messages.append({"role": "assistant", "content": choice.message.content or ""})
+        messages.append(_as_said(choice.message))
         completion_tokens += response.usage.completion_tokens
         prompt_tokens += response.usage.prompt_tokens
         tokens = tokens.then(getattr(response, "prompt_token_ids", None), getattr(choice, "token_ids", None))
-        if finish_reason == "length":
+        if finish_reason != "stop":
             break
     ids, mask = (tokens.ids, tokens.mask) if tokens.exact else (None, None)
     return Answered(messages, finish_reason, completion_tokens, prompt_tokens, ids, mask)
+
+
+def _as_said(message: Any) -> dict[str, Any]:
+    """An answer as a chat template takes it: reasoning that the server told apart, and calls, under their own keys."""
+    said: dict[str, Any] = {"role": "assistant", "content": message.content or ""}
+    reasoning = getattr(message, "reasoning_content", None) or getattr(message, "reasoning", None)
+    if reasoning:
+        said["reasoning_content"] = reasoning
+    if message.tool_calls:
+        said["tool_calls"] = [call.model_dump(exclude_none=True) for call in message.tool_calls]
+    return said
 
 
 class _Tokens(NamedTuple):

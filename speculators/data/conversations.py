@@ -1,4 +1,4 @@
-"""Conversations out of data files: JSONL, JSON or parquet, in the four row shapes that people have.
+"""Conversations out of the rows of data files, in the four shapes that people have.
 
 Each row becomes a `Conversation` (roles and text), `ReadyTokens` (already tokenised), or a `Dropped` with the reason,
 which is counted and shown: a row never vanishes silently.
@@ -6,13 +6,10 @@ which is counted and shown: a row never vanishes silently.
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
-
-from speculators.errors import UserError
 
 ROW_SHAPES = (
     "`messages` (role, content), `conversations` (from, value or role, content), `prompt` with `response`, "
@@ -27,6 +24,7 @@ ROLES = {
     "chatgpt": "assistant",
     "model": "assistant",
     "tool": "tool",
+    "observation": "tool",
 }
 
 
@@ -36,14 +34,19 @@ class Conversation(NamedTuple):
     Attributes:
         conversation_id: the row's `id`, or a hash of its first user message.
         source: the row's `source`, "" if it has none.
-        messages: dicts with `role` (system, user, assistant, tool) and `content`, as a chat template takes them.
+        messages: dicts with `role` (system, user, assistant, tool) and `content`, as a chat template takes them; an
+            assistant's may have `reasoning_content` and `tool_calls` beside.
         finish_reason: "length" when the last answer was cut at a token limit, so its end of turn was never written.
+        tools: the functions that the assistant could call, as a chat template takes them.
+        template_kwargs: further arguments of the chat template.
     """
 
     conversation_id: str
     source: str
     messages: list[dict[str, Any]]
     finish_reason: str | None
+    tools: list[dict[str, Any]] | None = None
+    template_kwargs: dict[str, Any] = {}
 
 
 class ReadyTokens(NamedTuple):
@@ -61,34 +64,22 @@ class Dropped(NamedTuple):
     reason: str
 
 
-def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of one data file, in order.
-
-    Raises:
-        UserError: the file is missing or not readable as its ending says; the line is named.
-    """
-    if not path.is_file():
-        raise UserError(f"{path}: no such file; give JSONL, JSON (a list) or parquet files.")
-    if path.suffix == ".parquet":
-        yield from _parquet_rows(path)
-    elif path.suffix == ".json" and _starts_with_list(path):
-        yield from _json_list(path)
-    elif path.suffix in (".jsonl", ".json"):
-        yield from _jsonl_rows(path)
-    else:
-        raise UserError(f"{path}: files ending in {path.suffix!r} are not known; use .jsonl, .json or .parquet.")
-
-
-def parse_row(row: dict[str, Any], made_with: str | None = None) -> Conversation | ReadyTokens | Dropped:
+def parse_row(
+    row: dict[str, Any], made_with: str | None = None, template_kwargs: dict[str, Any] | None = None
+) -> Conversation | ReadyTokens | Dropped:
     """Recognise a row's shape. Messages after the last answer are left off: nobody wrote a target there.
 
     Args:
         row: one object of a data file.
         made_with: `Verifier.made_with` of the verifier that the data are for: ready tokens of a row that names another
             are passed over, its text is used. None trusts them all.
+        template_kwargs: arguments of the chat template, which pass over ready tokens that were made with others; None
+            takes those that the row was made with.
     """
+    own_kwargs = row.get("chat_template_kwargs") or {}
     if row.get("input_ids") is not None and row.get("loss_mask") is not None:
-        if made_with is None or row.get("made_with", made_with) == made_with:
+        same_kwargs = template_kwargs is None or "made_with" not in row or own_kwargs == template_kwargs
+        if same_kwargs and (made_with is None or row.get("made_with", made_with) == made_with):
             return _ready(row)
         if not (row.get("messages") or row.get("conversations") or row.get("prompt")):
             return Dropped("tokens of another verifier or chat template, and no text")
@@ -102,8 +93,19 @@ def parse_row(row: dict[str, Any], made_with: str | None = None) -> Conversation
     if next(message["role"] for message in messages if message["role"] != "system") == "assistant":
         return Dropped("begins with an answer")
     return Conversation(
-        conversation_id(row, messages), str(row.get("source") or ""), messages, row.get("finish_reason")
+        conversation_id(row, messages),
+        str(row.get("source") or ""),
+        messages,
+        row.get("finish_reason"),
+        tools_of(row),
+        own_kwargs if template_kwargs is None else template_kwargs,
     )
+
+
+def tools_of(row: dict[str, Any]) -> list[dict[str, Any]] | None:
+    """The row's `tools`, also when they are JSON text, as data sets hold them; None if there are none."""
+    tools = _from_json(row.get("tools"))
+    return tools if isinstance(tools, list) and tools else None
 
 
 def to_messages(row: dict[str, Any], *, with_response: bool) -> list[dict[str, Any]] | Dropped:
@@ -144,12 +146,36 @@ def _normalise(turns: Any) -> list[dict[str, Any]] | Dropped:
         role = ROLES.get(str(name).lower())
         if role is None:
             return Dropped(f"unknown role {name!r}")
-        content = _text(turn["content"] if "content" in turn else turn.get("value"))
+        said = turn["content"] if "content" in turn else turn.get("value")
+        calls = _from_json(turn.get("tool_calls"))
+        content = _text("" if said is None and calls else said)
         if content is None:
             return Dropped("a message without text")
         kept = {key: value for key, value in turn.items() if key not in ("from", "value") and value is not None}
+        if calls:
+            kept["tool_calls"] = [_with_arguments(call) for call in calls]
+        if turn.get("reasoning") and not turn.get("reasoning_content"):
+            kept["reasoning_content"] = turn["reasoning"]  # the newer name; templates read the older one
         messages.append({**kept, "role": role, "content": content})
     return messages
+
+
+def _with_arguments(call: Any) -> Any:
+    """A tool call whose arguments are an object, as vLLM hands it to the template, and not OpenAI's text of one."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        return call
+    return {**call, "function": {**function, "arguments": _from_json(function.get("arguments"))}}
+
+
+def _from_json(value: Any) -> Any:
+    """What a text of JSON says; anything else as it is."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
 
 
 def _text(content: Any) -> str | None:
@@ -176,50 +202,3 @@ def _ready(row: dict[str, Any]) -> ReadyTokens | Dropped:
     return ReadyTokens(
         unnamed if name is None else str(name), str(row.get("source") or ""), ids.astype(np.int32), mask != 0
     )
-
-
-def _jsonl_rows(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if line.strip():
-                yield _row(line, f"{path}, line {number}")
-
-
-def _row(data: bytes, where: str) -> dict[str, Any]:
-    try:
-        row = json.loads(data)
-    except ValueError as error:
-        raise UserError(f"{where} is not valid JSON ({error}).") from None
-    if not isinstance(row, dict):
-        raise UserError(f"{where} holds a JSON {type(row).__name__}; each row is an object.")
-    return row
-
-
-def _starts_with_list(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(4096).lstrip().startswith(b"[")
-
-
-def _json_list(path: Path) -> Iterator[dict[str, Any]]:
-    try:
-        rows = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise UserError(f"{path} is not valid JSON ({error}).") from None
-    for number, row in enumerate(rows, start=1):
-        if not isinstance(row, dict):
-            raise UserError(f"{path}, row {number} is a JSON {type(row).__name__}; each row is an object.")
-        yield row
-
-
-def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise UserError(f"{path}: parquet files need pyarrow; install it with `pip install pyarrow`.") from None
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=1024):
-                yield from batch.to_pylist()
-    except (OSError, pyarrow.ArrowInvalid) as error:
-        raise UserError(f"{path} is not a readable parquet file ({str(error).splitlines()[0]}).") from None

@@ -1,7 +1,8 @@
-"""Several extraction servers as one, for a run that must outlive a server's restart.
+"""Several extraction servers as one, for work that must outlive a server's restart.
 
-Each request goes to the least loaded server. One that is down is left aside for a while and then tried with a single
-request, while the others wait. The trap: waiting for a server that is down is no failure of a sample until nothing
+Each request goes to the server with the fewest tokens in flight: samples differ in length, and a server is as busy as
+the tokens it was asked for. One that is down is left aside for a while and then tried with a single request, while the
+others wait. The trap: waiting for a server that is down is no failure of a sample until nothing
 answered for the whole request timeout; everything else that goes wrong is one, and is tried again after a pause.
 """
 
@@ -15,7 +16,6 @@ import numpy as np
 
 from speculators.data.extract_rest import FetchError, RestSource
 from speculators.data.stored_states import HiddenStates
-from speculators.errors import UserError
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
@@ -54,7 +54,8 @@ class Endpoints:
         self,
         sources: Sequence[RestSource],
         attempts: int,
-        check: Callable[[str, HiddenStates], None] = lambda sample_id, states: None,
+        patience_s: float | None = None,
+        answered_by: dict[str, str] | None = None,
         say: Callable[[str], None] = say_on_stderr,
         first_pause_s: float = _FIRST_PAUSE_S,
         say_every_s: float = _SAY_EVERY_S,
@@ -63,13 +64,17 @@ class Endpoints:
         Args:
             sources: the servers.
             attempts: failed requests for one sample after which it is given up.
-            check: raises UserError for states that must not be used (not finite); that is a failed request.
-            say: gets a line now and then while nothing answers.
+            patience_s: to wait while nothing answers; by default as long as for a request (`--request-timeout`).
+            answered_by: gets the address of the server that each sample came from.
+            say: gets a line now and then while nothing answers or requests fail.
             first_pause_s: after a failed request; doubled each time.
             say_every_s: seconds between those lines.
         """
         self._servers = [_Server(source) for source in sources]
-        self._attempts, self._check, self._first_pause_s = attempts, check, first_pause_s
+        self._attempts, self._first_pause_s = attempts, first_pause_s
+        self._patience_s = sources[0].timeout_s if patience_s is None else patience_s
+        self._limit = f"{self._patience_s:g} s" + (" (--request-timeout)" if patience_s is None else "")
+        self._answered_by = answered_by
         self._say, self._say_every_s, self._said = say, say_every_s, -math.inf
         self._changed = threading.Condition()
         self._closed = threading.Event()
@@ -79,17 +84,17 @@ class Endpoints:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-        threads = [threading.Thread(target=server.source.__exit__, args=(None, None, None)) for server in self._servers]
+
+    def close(self) -> None:
+        """Make every caller that waits for a server give up, and cut what is in flight after a moment."""
+        self._closed.set()
+        with self._changed:
+            self._changed.notify_all()
+        threads = [threading.Thread(target=server.source.close) for server in self._servers]
         for thread in threads:  # each waits for its own requests
             thread.start()
         for thread in threads:
             thread.join()
-
-    def close(self) -> None:
-        """Make every caller that waits for a server give up."""
-        self._closed.set()
-        with self._changed:
-            self._changed.notify_all()
 
     def __call__(self, sample_id: str, ids: np.ndarray) -> HiddenStates:
         """The states of `ids`, int32 [T].
@@ -105,7 +110,10 @@ class Endpoints:
             started = time.monotonic()
             problem = None
             try:
-                return self._once(server, sample_id, ids)
+                states = server.source.once(sample_id, ids)
+                if self._answered_by is not None:
+                    self._answered_by[sample_id] = server.source.base_url
+                return states
             except FetchError as error:
                 problem = error
             finally:
@@ -114,22 +122,15 @@ class Endpoints:
                 raise ClosedError
             if unanswered:
                 if self._all_down_for_too_long():
-                    waited = f"while nothing answered for {server.source.timeout_s:g} s (--request-timeout)"
-                    raise _given_up(server, sample_id, ids, waited, problem)
+                    raise _given_up(server, sample_id, ids, f"while nothing answered for {self._limit}", problem)
                 continue
             failures = self._attempts if problem.kind == "refused" else failures + 1
             if failures >= self._attempts:
                 raise _given_up(server, sample_id, ids, f"after {failures} failed requests in a row", problem)
-            if self._closed.wait(min(_LONGEST_PAUSE_S, self._first_pause_s * 2 ** (failures - 1))):
+            pause_s = min(_LONGEST_PAUSE_S, self._first_pause_s * 2 ** (failures - 1))
+            self._say_now_and_then(f"{server.source.base_url}: {problem}; sample {sample_id} again in {pause_s:g} s")
+            if self._closed.wait(pause_s):
                 raise ClosedError
-
-    def _once(self, server: _Server, sample_id: str, ids: np.ndarray) -> HiddenStates:
-        states = server.source.once(sample_id, ids)
-        try:
-            self._check(sample_id, states)
-        except UserError as error:
-            raise FetchError("wrong", str(error).rstrip(".")) from None
-        return states
 
     def _take(self, tokens: int, avoid: _Server | None) -> _Server:
         """The least loaded server that is not left aside, `avoid` only if there is no other; waits for one."""
@@ -171,15 +172,21 @@ class Endpoints:
     def _all_down_for_too_long(self) -> bool:
         now = time.monotonic()
         with self._changed:
-            return all(s.down_since is not None and now - s.down_since >= s.source.timeout_s for s in self._servers)
+            return all(s.down_since is not None and now - s.down_since >= self._patience_s for s in self._servers)
 
     def _say_waiting(self, now: float) -> None:
-        if all(s.down_since is not None for s in self._servers) and now - self._said >= self._say_every_s:
-            self._said = now
+        if all(s.down_since is not None for s in self._servers):
             since = max(s.down_since or now for s in self._servers)
             names = " and ".join(s.source.base_url for s in self._servers)
-            limit = self._servers[0].source.timeout_s
-            self._say(f"waiting for {names}, where nothing answers ({now - since:.0f} s of at most {limit:g} s)")
+            self._say_now_and_then(
+                f"waiting for {names}, where nothing answers ({now - since:.0f} s of at most {self._limit})"
+            )
+
+    def _say_now_and_then(self, line: str) -> None:
+        now = time.monotonic()
+        if now - self._said >= self._say_every_s:
+            self._said = now
+            self._say(line)
 
 
 def _given_up(server: _Server, sample_id: str, ids: np.ndarray, when: str, problem: FetchError) -> GivenUpError:

@@ -1,6 +1,6 @@
 """Fill a hidden-state cache from a data directory: what is missing, does it fit on the disk, fetch, check, store.
 
-Where the states come from is a function of the token ids: a vLLM server (`RestSource`) or transformers in this process
+Where the states come from is a function of the token ids: vLLM servers (`Endpoints`) or transformers in this process
 (`speculators.data.extract_local`). Cached samples are skipped, so an interrupted extraction continues.
 """
 
@@ -13,18 +13,16 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from speculators.data.endpoints import GivenUpError
 from speculators.data.extract_options import ExtractOptions, ExtractSummary, check_layer_ids
-from speculators.data.hidden_states import CacheManifest, HiddenStateCache, HiddenStates
+from speculators.data.hidden_states import CacheManifest, HiddenStateCache
 from speculators.data.samples import SPLITS, DataDirectory, TokenizedSample
+from speculators.data.stored_states import Fetch
 from speculators.errors import UserError
 from speculators.verifier import Verifier
-
-Fetch = Callable[[str, np.ndarray], HiddenStates]
-"""(sample id, int32 [T] token ids) -> that sample's states."""
 
 _STALE_S = 3600.0
 _SPARE_BYTES = 256 << 20
@@ -38,17 +36,15 @@ class Plan(NamedTuple):
         verifier: whose states.
         cache: open for writing.
         missing: samples that are not in the cache, each once.
-        samples: all samples of the data directory, or of the shard, each counted once.
+        every: all samples of the data directory, or of the shard, each once.
         size_bytes: what the missing ones will take on the disk.
-        to_verify: samples to compare at the end.
     """
 
     verifier: Verifier
     cache: HiddenStateCache
     missing: list[TokenizedSample]
-    samples: int
+    every: list[TokenizedSample]
     size_bytes: int
-    to_verify: list[TokenizedSample]
 
     @property
     def longest(self) -> int:
@@ -65,7 +61,7 @@ class Plan(NamedTuple):
         return ExtractSummary(
             output=str(self.cache.path),
             aux_layer_ids=self.cache.manifest.aux_layer_ids,
-            samples=self.samples,
+            samples=len(self.every),
             extracted=len(self.missing),
             tokens=self.tokens,
             seconds=round(seconds, 2),
@@ -99,23 +95,23 @@ def plan(options: ExtractOptions) -> Plan:
     _remove_stale(cache.path)
     missing = [every[name] for name in _missing(list(every), cache)]
     size_bytes = sum(len(sample.ids) * cache.manifest.token_bytes + _FILE_OVERHEAD_BYTES for sample in missing)
-    to_verify = [every[name] for name in sorted(every)[: options.verify or 0]]
-    made = Plan(verifier, cache, missing, len(every), size_bytes, to_verify)
+    made = Plan(verifier, cache, missing, list(every.values()), size_bytes)
     _check_space(made)
     return made
 
 
-def extract(made: Plan, fetch: Fetch, concurrency: int = 1) -> ExtractSummary:
+def extract(made: Plan, fetch: Fetch, concurrency: int = 1, stop: Callable[[], None] = lambda: None) -> ExtractSummary:
     """Fetch, check and store every missing sample.
 
     Args:
         made: from `plan`.
         fetch: called from `concurrency` threads at once.
         concurrency: samples in flight.
+        stop: makes `fetch` give up what is in flight.
 
     Raises:
-        UserError: from `fetch`, states of another shape or not finite, or a full disk; finished samples stay in the
-            cache.
+        UserError: a sample could not be had, its states have another shape or are not finite, or the disk is full;
+            finished samples stay in the cache.
     """
     started = time.monotonic()
     pending = _Shared(iter(made.missing))
@@ -132,8 +128,11 @@ def extract(made: Plan, fetch: Fetch, concurrency: int = 1) -> ExtractSummary:
         try:
             for worker in as_completed([pool.submit(work) for _ in range(min(concurrency, len(made.missing)))]):
                 worker.result()
+        except GivenUpError as error:
+            raise UserError(f"{error}. What is stored stays, and the same command continues.") from None
         finally:
             pending.close()
+            stop()
     return made.summary(time.monotonic() - started)
 
 
@@ -203,7 +202,7 @@ def _check_space(made: Plan) -> None:
     free = shutil.disk_usage(made.cache.path).free
     if made.missing:
         print(
-            f"extract: {len(made.missing)} of {made.samples} samples to do, {_gib(made.size_bytes)} to write, "
+            f"extract: {len(made.missing)} of {len(made.every)} samples to do, {_gib(made.size_bytes)} to write, "
             f"{_gib(free)} free at {made.cache.path}",
             file=sys.stderr,
         )

@@ -43,10 +43,17 @@ class ExtractOptions(Strict):
     concurrency: int = Field(
         32, ge=1, description="Requests in flight at each server; more of them fill vLLM's batches better."
     )
+    request_timeout: float = Field(
+        600.0, gt=0, description="Seconds for a request, and to wait for servers that are not up."
+    )
+    max_consecutive_failures: int = Field(
+        10, ge=1, description="Failed requests in a row for one sample that end the extraction."
+    )
     verify: int | None = Field(
         None,
         ge=1,
-        description="At the end compute this many samples again with transformers and compare; exit 1 if they differ.",
+        description="At the end compute this many samples again with transformers, some from each server, and compare; "
+        "exit 1 if they differ.",
     )
     eager: bool = Field(True, description="--no-eager: vLLM compiles first, minutes that pay for large data only.")
     tensor_parallel_size: int | None = Field(
@@ -105,12 +112,13 @@ class LayerAgreement(Strict):
 
 
 class Verification(Strict):
-    """What `--verify` found."""
+    """What `--verify` found; `differing` names the samples that are not close enough, with the server of each."""
 
     samples: int
     tokens: int
     least_cosine_allowed: float = LEAST_COSINE
     layers: tuple[LayerAgreement, ...]
+    differing: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:

@@ -1,4 +1,4 @@
-"""Hidden states from a vLLM extraction server over REST, one request a sample; its answer names the file to read.
+"""Hidden states from one vLLM extraction server over REST, a request a sample; its answer names the file to read.
 
 The writer holds an exclusive lock on `FILE.lock` until the file is whole: a shared lock is taken before reading
 (vllm/distributed/kv_transfer/kv_connector/v1/example_hidden_states_connector.py). The file is deleted at once.
@@ -10,7 +10,6 @@ import threading
 import time
 from http.client import HTTPException
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 import numpy as np
@@ -18,14 +17,12 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from speculators.data.hidden_states import HiddenStates
 from speculators.data.http_posts import Answer, NotUpError, Posts
 from speculators.data.own_files import OwnFiles
+from speculators.data.stored_states import HiddenStates, check_states
 from speculators.errors import UserError
 
 _TIMEOUT_S = 600.0
-_ATTEMPTS = 5
-_FIRST_PAUSE_S = 0.5
 _APPEARS_S = 2.0
 _LINGER_S = 10.0
 _LATE_S = 3.0
@@ -48,19 +45,14 @@ class FetchError(Exception):
 
 
 class RestSource:
-    """Fetches one sample's states per call; several threads may call it.
-
-    Leaving the context ends retries, waits a moment for what is in flight, cuts the rest, and deletes what its requests
-    still bring.
-    """
+    """One request a call, from any thread; `Endpoints` decides who is asked and how often."""
 
     def __init__(
         self,
         base_url: str,
-        model: str,
         storage_path: Path,
         num_aux: int,
-        first_pause_s: float = _FIRST_PAUSE_S,
+        hidden_size: int,
         timeout_s: float = _TIMEOUT_S,
         linger_s: float = _LINGER_S,
         late_s: float = _LATE_S,
@@ -68,32 +60,26 @@ class RestSource:
         """
         Args:
             base_url: of the server, with or without `/v1`.
-            model: served there; "" leaves that to vLLM.
             storage_path: where it writes.
             num_aux: streams of a file, without the last one.
-            first_pause_s: after a failed attempt; doubled each time.
+            hidden_size: of each stream.
             timeout_s: for a request, and for its file to become whole.
             linger_s: at the end, for what is in flight.
             late_s: at the end, for the files of requests that were cut.
         """
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
-        self.model = model
         self.storage_path = storage_path.resolve()
-        self.num_aux = num_aux
+        self.num_aux, self.hidden_size = num_aux, hidden_size
         self.timeout_s = timeout_s
-        self._first_pause_s, self._linger_s, self._late_s = first_pause_s, linger_s, late_s
+        self._linger_s, self._late_s = linger_s, late_s
         self._closed, self._cut = threading.Event(), threading.Event()
         self._posts = Posts(self.base_url, timeout_s)
         self._files = OwnFiles(self.storage_path)
         self._in_flight = 0
         self._changed = threading.Condition()
 
-    def __enter__(self) -> "RestSource":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Wait a moment for what is in flight, cut the rest, and delete what its requests still bring."""
         self._closed.set()
         with self._changed:
             self._changed.wait_for(lambda: self._in_flight == 0, self._linger_s)
@@ -105,28 +91,6 @@ class RestSource:
         while self._files.sweep() < self._late_s and time.monotonic() < deadline:
             time.sleep(_POLL_S)
         self._files.sweep_rest()
-
-    def __call__(self, sample_id: str, ids: np.ndarray) -> HiddenStates:
-        """The states of `ids`, int32 [T], after several attempts if need be.
-
-        Raises:
-            UserError: the server gave no usable answer after several attempts, refused the request, answered with other
-                tokens, or named a file outside the storage directory.
-        """
-        problem: object = ""
-        for attempt in range(_ATTEMPTS):
-            if attempt and self._closed.wait(self._first_pause_s * 2 ** (attempt - 1)):
-                break
-            try:
-                return self.once(sample_id, ids)
-            except FetchError as error:
-                problem = error
-                if error.kind in ("wrong", "refused"):
-                    raise UserError(f"{self.base_url}: {error}") from None
-        raise UserError(
-            f"{self.base_url}: no hidden states for sample {sample_id} ({len(ids)} tokens) after {_ATTEMPTS} attempts; "
-            f"the last answer: {problem}."
-        )
 
     def once(self, sample_id: str, ids: np.ndarray) -> HiddenStates:
         """The states of `ids`, int32 [T], from one request.
@@ -150,9 +114,7 @@ class RestSource:
 
     def _ask(self, mark: str, sample_id: str, ids: np.ndarray) -> Path:
         """Post the request; gives the path of the file that the answer names."""
-        body = {"prompt": ids.tolist(), "max_tokens": 1, "temperature": 0} | (
-            {"model": self.model} if self.model else {}
-        )
+        body = {"prompt": ids.tolist(), "max_tokens": 1, "temperature": 0}
         try:
             answer = self._posts.post("/v1/completions", body, {"X-Request-Id": mark})
         except NotUpError as error:
@@ -209,7 +171,12 @@ class RestSource:
                 "streams of the tokens sent; is it an extraction server for these layers?",
             )
         streams = streams.to(torch.bfloat16)
-        return HiddenStates(seen.to(torch.int32), streams[:, :-1], streams[:, -1])
+        states = HiddenStates(seen.to(torch.int32), streams[:, :-1], streams[:, -1])
+        try:
+            check_states(states, self.num_aux, self.hidden_size, f"sample {sample_id}")
+        except UserError as error:
+            raise FetchError("wrong", str(error).rstrip(".")) from None
+        return states
 
     def _wait_until_whole(self, path: Path, lock: Path) -> bool:
         """Until the writer lets go of the lock; False when it does not in time. A lock that never appears is none."""

@@ -6,21 +6,16 @@ of steps never do; a row keeps its place when nothing of it is left, and is not 
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal, NamedTuple
-
-import numpy as np
 
 from speculators.data.endpoints import GivenUpError
 from speculators.data.hidden_states import HiddenStateCache
 from speculators.data.samples import Split, TokenizedSample
 from speculators.data.skipped import SkippedLog
-from speculators.data.stored_states import HiddenStates
+from speculators.data.stored_states import Fetch, HiddenStates
 from speculators.errors import UserError
-
-Fetch = Callable[[str, np.ndarray], HiddenStates]
-"""(sample id, int32 [T] token ids) -> the states of all fetched layers. Raises GivenUpError for a sample's failure."""
 
 OnMissing = Literal["generate", "skip", "raise"]
 OnGenerate = Literal["delete", "cache"]
@@ -67,7 +62,8 @@ class OnDemand:
         Args:
             cache: opened for the run's layers; None when everything is fetched.
             shape: only without a cache, whose shape it would be.
-            fetch: gives the states of all layers of the cache, without one of the run's; None: nothing can be fetched.
+            fetch: gives the states of all layers of the cache, without one of the run's, or raises GivenUpError. None:
+                nothing can be fetched.
             policy: for the samples that the cache lacks.
             skipped: lists those left out.
             budget: of fetched states that wait.

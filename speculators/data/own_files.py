@@ -20,10 +20,12 @@ _counter = itertools.count()
 
 
 class OwnFiles:
-    """The marks of one process's questions to the servers that write to `directory`."""
+    """The marks of one process's questions to the servers that write to `directory`; what a killed process left there
+    goes first."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        remove_abandoned(directory)
         self._open: dict[str, float] = {}
         self._lock = threading.Lock()
 

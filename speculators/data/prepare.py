@@ -4,22 +4,18 @@ The split hashes the conversation id, so a conversation stays on its side when t
 """
 
 import hashlib
+import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 from pydantic import Field
 
-from speculators.data.conversations import (
-    ROW_SHAPES,
-    Conversation,
-    Dropped,
-    ReadyTokens,
-    parse_row,
-    read_rows,
-)
+from speculators.data.conversations import ROW_SHAPES, Dropped
+from speculators.data.json_options import JsonObject
+from speculators.data.row_files import count_rows, read_rows
 from speculators.data.samples import (
     FORMAT_VERSION,
     SPLITS,
@@ -30,11 +26,16 @@ from speculators.data.samples import (
     TokenizedSample,
     sample_id,
 )
-from speculators.data.template import HistoryRewrittenError, TemplateRefusedError, tokenize_conversation
+from speculators.data.template import tokenize_conversation
+from speculators.data.token_rows import all_token_rows
 from speculators.data.vocab import VocabMap
 from speculators.errors import UserError
 from speculators.schema import Strict
 from speculators.verifier import Verifier
+
+RowT = TypeVar("RowT")
+_ROWS_A_WORKER = 2000
+"""A process has to import transformers first: seconds, in which another one tokenises so many rows."""
 
 __all__ = ["PrepareOptions", "PrepareSummary", "prepare", "split_by_conversation", "tokenize_conversation"]
 
@@ -47,6 +48,14 @@ class PrepareOptions(Strict):
     output: Path = Field(description="Data directory to write; an older one there is replaced.")
     max_length: int = Field(2048, ge=2, description="Longest sample in tokens; the rest of a longer one is cut.")
     validation_share: float = Field(0.05, ge=0, lt=1, description="Share of conversations held out, chosen by hash.")
+    chat_template_kwargs: JsonObject | None = Field(
+        None,
+        description="Arguments of the chat template as JSON, '{\"enable_thinking\": false}' (default: those that "
+        "`regenerate` had for a row).",
+    )
+    workers: int | None = Field(
+        None, ge=1, description="Processes that tokenise (default: one a core, one for less than a few thousand rows)."
+    )
     draft_vocab_size: int = Field(8192, ge=1, description="Size whose coverage is shown; training chooses the size.")
     json_output: bool = Field(
         False, description="Print the summary as one JSON document.", json_schema_extra={"flags": ["--json"]}
@@ -61,6 +70,7 @@ class PrepareSummary(Strict):
     ready_tokens: int
     cut_to_max_length: int
     split_into_turns: int
+    without_reasoning: int
     dropped: dict[str, int]
     splits: dict[Split, SplitStats]
     coverage: dict[int, float]
@@ -100,6 +110,7 @@ def prepare(options: PrepareOptions) -> PrepareSummary:
         validation_share=options.validation_share,
         vocab_size=verifier.vocab_size,
         splits={name: _stats(splits[name]) for name in SPLITS},
+        chat_template_kwargs=options.chat_template_kwargs,
     )
     DataDirectory.write(options.output, manifest, counts, dict(splits))
     return PrepareSummary(
@@ -108,6 +119,7 @@ def prepare(options: PrepareOptions) -> PrepareSummary:
         ready_tokens=tally["exact"],
         cut_to_max_length=tally["cut"],
         split_into_turns=tally["split"],
+        without_reasoning=tally["without reasoning"],
         dropped=dict(dropped.most_common()),
         splits=manifest.splits,
         coverage=_coverage(counts, options.draft_vocab_size, verifier.eos_token_ids),
@@ -133,7 +145,7 @@ def _fraction(conversation_id: str) -> float:
 
 def tokenize_files(verifier: Verifier, files: tuple[Path, ...], max_length: int) -> list[TokenizedSample]:
     """The samples of these files in their order, cut to `max_length`; rows that cannot be used are left out."""
-    options = PrepareOptions(verifier=verifier.path, data=files, output=Path(), max_length=max_length)
+    options = PrepareOptions(verifier=verifier.path, data=files, output=Path(), max_length=max_length, workers=1)
     return list(_samples(verifier, options, Counter(), Counter()))
 
 
@@ -142,19 +154,18 @@ def _samples(
 ) -> Iterator[TokenizedSample]:
     """Samples of all files; counts rows, cuts and splits in `tally` and every loss with its reason in `dropped`."""
     seen: set[str] = set()
-    for row in _with_progress(options.data, tally):
-        parsed = parse_row(row, verifier.made_with)
-        if isinstance(parsed, Dropped):
-            dropped[parsed.reason] += 1
+    number = sum(map(count_rows, options.data))
+    workers = options.workers or max(1, min(_cores(), number // _ROWS_A_WORKER))
+    rows = (row for file in options.data for row in read_rows(file))
+    for row in _with_progress(all_token_rows(verifier, options.chat_template_kwargs, rows, workers), number):
+        tally["rows"] += 1
+        if isinstance(row, Dropped):
+            dropped[row.reason] += 1
             continue
-        try:
-            rows = _token_rows(verifier, parsed)
-        except TemplateRefusedError as error:
-            dropped[f"refused by the chat template ({error})"] += 1
-            continue
-        tally["split"] += len(rows) > 1
-        tally["exact"] += isinstance(parsed, ReadyTokens)
-        for ids, mask in rows:
+        tally["split"] += len(row.tokens) > 1
+        tally["exact"] += row.exact
+        tally["without reasoning"] += row.without_reasoning
+        for ids, mask in row.tokens:
             tally["cut"] += len(ids) > options.max_length
             ids, mask = ids[: options.max_length], mask[: options.max_length]
             name = sample_id(ids)
@@ -166,47 +177,28 @@ def _samples(
                 dropped["duplicate of another row"] += 1
             else:
                 seen.add(name)
-                yield TokenizedSample(name, parsed.conversation_id, parsed.source, ids, mask)
+                yield TokenizedSample(name, row.conversation_id, row.source, ids, mask)
 
 
-def _token_rows(verifier: Verifier, parsed: Conversation | ReadyTokens) -> list[tuple[np.ndarray, np.ndarray]]:
-    """One row for the conversation, or one for each answer where the template rewrites earlier turns."""
-    if isinstance(parsed, ReadyTokens):
-        return [(parsed.ids, parsed.loss_mask)]
-    if not verifier.tokenizer.chat_template:
-        raise UserError(f"--verifier: {verifier.path} has no chat template; give rows of `input_ids` with `loss_mask`.")
-
-    def tokenize(length: int, only_last: bool) -> tuple[np.ndarray, np.ndarray]:
-        reason = parsed.finish_reason if length == len(parsed.messages) else None
-        ends = verifier.eos_token_ids
-        messages = parsed.messages[:length]
-        return tokenize_conversation(verifier.tokenizer, messages, reason, eos_token_ids=ends, only_last=only_last)
-
-    try:
-        return [tokenize(len(parsed.messages), False)]
-    except HistoryRewrittenError:
-        answers = [i for i, message in enumerate(parsed.messages) if message["role"] == "assistant"]
-    try:
-        return [tokenize(i + 1, True) for i in answers]
-    except HistoryRewrittenError as error:
-        raise UserError(
-            f"--verifier: the chat template of {verifier.path} changes the prompt once it is answered ({error}), "
-            f"seen in conversation {parsed.conversation_id!r}; tokenise elsewhere, give `input_ids` with `loss_mask`."
-        ) from None
-
-
-def _with_progress(files: Iterable[Path], tally: Counter[str]) -> Iterator[dict[str, Any]]:
+def _with_progress(rows: Iterable[RowT], number: int) -> Iterator[RowT]:
+    """The rows, counted by a bar on stderr."""
     from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
-    columns = (SpinnerColumn(), TextColumn("prepare: {task.completed} rows"), TimeElapsedColumn())
+    columns = (TextColumn("prepare"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("prepare", total=None)
-        for file in files:
-            for row in read_rows(file):
-                tally["rows"] += 1
-                progress.advance(task)
-                yield row
+        yield from progress.track(rows, total=number)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _check_output(output: Path) -> None:

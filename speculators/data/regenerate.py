@@ -8,39 +8,13 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import Field
-
 from speculators.data.answers import Answered, Failed, Pending, answer_all
-from speculators.data.conversations import Dropped, conversation_id, read_rows, to_messages
+from speculators.data.conversations import Dropped, conversation_id, to_messages, tools_of
+from speculators.data.regenerate_options import AnswerSettings, RegenerateOptions, RegenerateSummary
+from speculators.data.row_files import read_rows
 from speculators.errors import UserError
-from speculators.schema import Strict, read_json, write_json
+from speculators.schema import read_json, write_json
 from speculators.verifier import Verifier
-
-
-class RegenerateOptions(Strict):
-    """Let the verifier answer prompts: on-policy training data. Starts a vLLM server unless given an endpoint."""
-
-    verifier: str = Field(description="Hugging Face directory of the verifier.")
-    prompts: Path = Field(description="JSONL, JSON or parquet file; rows of `prompt`, `messages` or `conversations`.")
-    output: Path = Field(description="JSONL file of answered conversations; an unfinished one is continued.")
-    endpoint: str | None = Field(None, description="URL of a running server of this verifier; else one is started.")
-    concurrency: int = Field(32, ge=1, description="Requests in flight.")
-    max_tokens: int = Field(256, ge=1, description="Longest answer in tokens.")
-    temperature: float = Field(0.0, ge=0, description="Sampling temperature; 0 is the most likely token each time.")
-    enforce_eager: bool = Field(False, description="Start vLLM without compilation: sooner ready, slower at answering.")
-    vllm: str | None = Field(None, description="vLLM's environment, interpreter or executable; else it is searched.")
-    json_output: bool = Field(
-        False, description="Print the summary as one JSON document.", json_schema_extra={"flags": ["--json"]}
-    )
-
-
-class AnswerSettings(Strict):
-    """What the answers in a file were made with; kept beside it, and a continued run must have the same."""
-
-    verifier_revision: str
-    template_hash: str
-    max_tokens: int
-    temperature: float
 
 
 class Plan(NamedTuple):
@@ -50,18 +24,6 @@ class Plan(NamedTuple):
     answered_before: int
     unusable: int
     made_with: str
-
-
-class RegenerateSummary(Strict):
-    """What a run did; `failed` prompts are listed in `failures`."""
-
-    output: str
-    answered: int
-    answered_before: int
-    unusable: int
-    failed: int
-    failures: str | None
-    completion_tokens: int
 
 
 def plan(options: RegenerateOptions) -> Plan:
@@ -86,7 +48,7 @@ def plan(options: RegenerateOptions) -> Plan:
             unusable, reason = unusable + 1, "no user message"
             continue
         name = conversation_id(row, asked)
-        prompt = Pending(name, str(row.get("source") or ""), asked)
+        prompt = Pending(name, str(row.get("source") or ""), asked, tools_of(row))
         if prompts.setdefault(name, prompt).messages != asked:
             raise UserError(
                 f"--prompts: {options.prompts}: the id {name!r} belongs to two different prompts; make ids unique."
@@ -119,8 +81,7 @@ def regenerate(todo: Plan, options: RegenerateOptions, base_url: str, model: str
             base_url=base_url,
             model=model,
             concurrency=options.concurrency,
-            max_tokens=options.max_tokens,
-            temperature=options.temperature,
+            request=_request(options),
         )
         for prompt, outcome in asked:
             if isinstance(outcome, Failed):
@@ -131,7 +92,7 @@ def regenerate(todo: Plan, options: RegenerateOptions, base_url: str, model: str
             else:
                 answered += 1
                 tokens += outcome.completion_tokens
-                _append(output, _row(prompt, outcome, todo.made_with))
+                _append(output, _row(prompt, outcome, todo.made_with, options.chat_template_kwargs))
             progress.show(answered + failed, tokens, failed)
     if failed and not answered + todo.answered_before:
         raise UserError(f"{base_url}: refused all {failed} prompts, the last one with: {error}; see {failures}.")
@@ -154,7 +115,16 @@ def _settings(verifier: Verifier, options: RegenerateOptions) -> AnswerSettings:
         template_hash=verifier.template_hash,
         max_tokens=options.max_tokens,
         temperature=options.temperature,
+        sampling_params=options.sampling_params or {},
+        chat_template_kwargs=options.chat_template_kwargs or {},
     )
+
+
+def _request(options: RegenerateOptions) -> dict[str, Any]:
+    """What every request says beside its messages."""
+    request = {"max_tokens": options.max_tokens, "temperature": options.temperature, **(options.sampling_params or {})}
+    template = options.chat_template_kwargs
+    return {**request, "chat_template_kwargs": template} if template else request
 
 
 def _meta_path(output: Path) -> Path:
@@ -186,9 +156,13 @@ def _answered(output: Path) -> set[str]:
     return {str(json.loads(line)["id"]) for line in data[:whole].split(b"\n") if line}
 
 
-def _row(prompt: Pending, outcome: Answered, made_with: str) -> dict[str, Any]:
+def _row(prompt: Pending, outcome: Answered, made_with: str, template_kwargs: dict[str, Any] | None) -> dict[str, Any]:
     """The answer as `prepare` reads it: exact tokens where the server told them, the text in any case."""
     fields = {"id": prompt.conversation_id, "source": prompt.source, **outcome._asdict()}
+    if prompt.tools:
+        fields["tools"] = prompt.tools
+    if template_kwargs:
+        fields["chat_template_kwargs"] = template_kwargs
     if outcome.input_ids is None:
         return {name: value for name, value in fields.items() if name not in ("input_ids", "loss_mask")}
     return {**fields, "made_with": made_with}

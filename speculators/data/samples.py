@@ -9,7 +9,7 @@ import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -54,7 +54,8 @@ class SplitStats(Strict):
 
 
 class DataManifest(Strict):
-    """What the data was made for and with; training refuses data made for another verifier or template."""
+    """What the data was made for and with; training refuses data made for another verifier or template. Arguments of
+    the template are those of all rows; None: each row's own."""
 
     format_version: int
     verifier: str
@@ -64,6 +65,7 @@ class DataManifest(Strict):
     validation_share: float
     vocab_size: int
     splits: dict[Split, SplitStats]
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class DataDirectory:

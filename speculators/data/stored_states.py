@@ -3,8 +3,10 @@
 The names of the tensors differ between the ways of storing, see `stored_fp8`.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from speculators.data.stored_fp8 import Quantised, dequantise, quantise
@@ -23,6 +25,10 @@ class HiddenStates(NamedTuple):
     ids: torch.Tensor
     aux_hidden: torch.Tensor
     last_hidden: torch.Tensor
+
+
+Fetch = Callable[[str, np.ndarray], HiddenStates]
+"""(sample id, int32 [T] token ids) -> that sample's states."""
 
 
 def check_states(states: HiddenStates, num_aux: int, hidden_size: int, where: str) -> None:

@@ -5,7 +5,7 @@ The prompt's tokens are exactly what vLLM's chat endpoint feeds: the rendered ge
 text is tokenised at once, so prompt and answer are then tokenised apart, as they are when serving.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,8 @@ def tokenize_conversation(
     *,
     eos_token_ids: Collection[int] = (),
     only_last: bool = False,
+    tools: Sequence[dict[str, Any]] | None = None,
+    template_kwargs: Mapping[str, Any] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Tokens of a whole conversation, every answer supervised with the token that ends its turn.
 
@@ -35,6 +37,8 @@ def tokenize_conversation(
         finish_reason: "length" leaves off the last end-of-turn token: the template adds it, the verifier did not.
         eos_token_ids: the tokens that end a turn; the tokenizer's own EOS if none are given.
         only_last: supervise the last answer alone; the history is then whatever the template makes of it.
+        tools: that the assistant could call.
+        template_kwargs: further arguments of the template.
 
     Returns:
         ids int32 [T] and loss_mask bool [T]; T ends with the last supervised token.
@@ -45,12 +49,13 @@ def tokenize_conversation(
     """
     ends = set(eos_token_ids) or {tokenizer.eos_token_id}
     answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    arguments = {"tools": list(tools) if tools else None, **(template_kwargs or {})}
     ids: list[int] = []
     mask: list[bool] = []
     text = ""
     for i in answers[-1:] if only_last else answers:
-        prompt = _render(tokenizer, messages[:i], add_generation_prompt=True)
-        answered = _render(tokenizer, messages[: i + 1], add_generation_prompt=False)
+        prompt = _render(tokenizer, messages[:i], add_generation_prompt=True, **arguments)
+        answered = _render(tokenizer, messages[: i + 1], add_generation_prompt=False, **arguments)
         if not (prompt.startswith(text) and answered.startswith(prompt)):
             raise HistoryRewrittenError(_first_difference(text, prompt) or _first_difference(prompt, answered))
         context = _extend(tokenizer, ids, text, prompt)
@@ -65,13 +70,11 @@ def tokenize_conversation(
     return np.array(ids[:length], dtype=np.int32), np.array(mask[:length], dtype=np.bool_)
 
 
-def _render(tokenizer: Any, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool) -> str:
+def _render(tokenizer: Any, messages: Sequence[dict[str, Any]], **template_arguments: Any) -> str:
     from jinja2 import TemplateError
 
     try:
-        return str(
-            tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=add_generation_prompt)
-        )
+        return str(tokenizer.apply_chat_template(list(messages), tokenize=False, **template_arguments))
     except TemplateError as error:
         raise TemplateRefusedError(str(error).splitlines()[0] if str(error) else type(error).__name__) from None
 

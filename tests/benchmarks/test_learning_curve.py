@@ -1,10 +1,12 @@
 """Candidates are compared where the shortest curve of their algorithm ends; checkpoints carry what led up to them."""
 
+from pathlib import Path
+
 import pytest
 from curves import Curve, CurvePoint, length_at, plot, standings
-from learning_curve import CANDIDATES, points_of
+from learning_curve import CANDIDATES, LearningOptions, points_of
 from own_driver import options_of
-from training_job import Job, Measured
+from training_job import Job, Measured, make_job
 
 
 def curve(name: str, seed: int, *points: tuple[int, float, float]) -> Curve:
@@ -62,3 +64,11 @@ def test_our_candidates_are_valid_training_options(name: str) -> None:
     assert options.speculator_type == candidate.algorithm
     for field, value in candidate.overrides.items():
         assert getattr(options, field) == value
+
+
+def test_a_job_has_the_usual_shape_unless_told_otherwise() -> None:
+    options = LearningOptions(data=Path("d"), hidden_states=Path("h"), verifier="v", output=Path("o"))
+    job = make_job("dflash", options, Path("run"), steps=3, block_size=4)
+    assert (job.num_layers, job.block_size, job.steps) == (2, 4, 3)
+    assert (job.data, job.hidden_states, job.verifier, job.output) == ("d", "h", "v", "run/run")
+    assert make_job("eagle3", options, Path("run"), steps=3).num_layers == 1

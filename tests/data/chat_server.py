@@ -7,7 +7,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class ChatServer:
-    """Answers "<n> <last user message>\\n" where n counts the messages it was sent; some prompts misbehave.
+    """Answers "<n> <last user message>\\n" where n counts the messages it was sent; some prompts misbehave, some
+    have it think first or call a tool.
 
     `token_ids` is what it does when asked for them: "ignore", "refuse" or "tell". A prompt's ids are then the bytes of
     its messages' contents, an answer's those of its text; with "tell anew" a later turn sees earlier ones in capitals.
@@ -51,8 +52,15 @@ class ChatServer:
             return 400, {"error": {"message": "unknown: return_token_ids", "type": "BadRequestError", "code": 400}}
         if "refuse" in text:
             return 400, {"error": {"message": "too long", "type": "BadRequestError", "code": 400}}
-        finish = "abort" if "abort" in text else "length" if "long" in text else "stop"
+        finish = (
+            "tool_calls" if "call" in text else "abort" if "abort" in text else "length" if "long" in text else "stop"
+        )
         message = {"role": "assistant", "content": f" {len(request['messages'])} {text}\n"}
+        if "think" in text:
+            message["reasoning_content"] = "hm"
+        if finish == "tool_calls":
+            function = {"name": "add", "arguments": '{"a": 1}'}
+            message |= {"content": None, "tool_calls": [{"id": "1", "type": "function", "function": function}]}
         usage = {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
         choice = {"index": 0, "message": message, "finish_reason": finish}
         told = {}

@@ -20,6 +20,17 @@ CHANGES_PROMPT = CHATML.replace("message['role'] + '\n'", "message['role'] + ' s
 NO_SYSTEM = (
     "{% if messages[0]['role'] == 'system' %}{{ raise_exception('system is not supported') }}{% endif %}" + CHATML
 )
+# Shows tools and calls, and the reasoning of the last answer unless it is told not to think.
+TOOLS_AND_REASONING = (
+    "{% if tools %}{{ '<|im_start|>system\n' + (tools | tojson) + '<|im_end|>\n' }}{% endif %}"
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{% if message.reasoning_content and loop.last %}"
+    "{{ '<think>' + message.reasoning_content + '</think>' }}{% endif %}"
+    "{{ message['content'] }}{% for call in message.tool_calls or [] %}"
+    "{{ '<call>' + (call.function | tojson) + '</call>' }}{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}"
+    "{% if enable_thinking is defined and not enable_thinking %}{{ '<think></think>' }}{% endif %}{% endif %}"
+)
 NO_END = (
     "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"

@@ -44,6 +44,11 @@ class ExtractionServer:
                 self.end_headers()
                 self.wfile.write(json.dumps(answer).encode())
 
+            def do_GET(self) -> None:
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(json.dumps({"data": [{"id": "verifier", "max_model_len": 4096}]}).encode())
+
             def log_message(self, *_: object) -> None:
                 pass
 

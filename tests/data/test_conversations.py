@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from chatml_verifier import chat, write_jsonl
 
-from speculators.data.conversations import Conversation, Dropped, ReadyTokens, parse_row, read_rows, to_messages
+from speculators.data.conversations import Conversation, Dropped, ReadyTokens, parse_row, to_messages
+from speculators.data.row_files import count_rows, read_rows
 from speculators.errors import UserError
 
 SHAPES = [
@@ -88,6 +89,7 @@ def test_jsonl_json_and_parquet_hold_the_same_rows(tmp_path):
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
     for name in ("a.jsonl", "lines.json", "list.json", "a.parquet"):
         assert list(read_rows(tmp_path / name)) == rows, name
+        assert count_rows(tmp_path / name) == 2, name
 
 
 @pytest.mark.parametrize(
@@ -111,6 +113,44 @@ def test_an_unreadable_file_is_named_with_its_line(tmp_path, name, text, sentenc
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(UserError, match="no such file"):
         list(read_rows(tmp_path / "absent.jsonl"))
+
+
+CALL = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_tool_calls_need_no_text_and_their_arguments_are_objects(as_text):
+    calls, tools = (json.dumps(value) if as_text else value for value in ([CALL], TOOLS))
+    messages = [
+        {"role": "user", "content": "one and one?"},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "content": "2"},
+        {"role": "assistant", "content": "two"},
+    ]
+    parsed = parse_row({"messages": messages, "tools": tools})
+    assert parsed.tools == TOOLS
+    assert [message["role"] for message in parsed.messages] == ["user", "assistant", "tool", "assistant"]
+    assert parsed.messages[1]["content"] == ""
+    assert parsed.messages[1]["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 1}}
+
+
+def test_reasoning_by_its_newer_name_is_what_templates_read():
+    row = {"messages": [chat("a", "b")[0], {"role": "assistant", "content": "b", "reasoning": "hm"}]}
+    assert parse_row(row).messages[1]["reasoning_content"] == "hm"
+
+
+def test_tokens_made_with_other_template_arguments_give_way_to_the_text():
+    row = {
+        "input_ids": [5, 6], "loss_mask": [0, 1], "made_with": "v", "chat_template_kwargs": {"thinking": False},
+        "messages": chat("a", "b"),
+    }  # fmt: skip
+    assert isinstance(parse_row(row, "v"), ReadyTokens)
+    assert isinstance(parse_row(row, "v", {"thinking": False}), ReadyTokens)
+    assert parse_row(row, "v", {"thinking": True}).template_kwargs == {"thinking": True}
+    assert parse_row(row, "another").template_kwargs == {"thinking": False}
+    foreign = {name: value for name, value in row.items() if name != "made_with"}
+    assert isinstance(parse_row(foreign, "v", {"thinking": True}), ReadyTokens), "nobody says what they were made with"
 
 
 def test_ready_tokens_of_another_verifier_give_way_to_the_text():

@@ -1,5 +1,6 @@
 """Which samples are had from where, what is left out, and that waiting states stay within the budget."""
 
+import errno
 import threading
 from pathlib import Path
 
@@ -96,6 +97,21 @@ def test_a_sample_that_is_kept_is_fetched_once(samples: SampleList, tmp_path: Pa
         for _ in range(3 * len(rows)):
             reader.next()
     assert sorted(asked) == sorted(sample.sample_id for sample in samples)
+
+
+def test_a_disk_that_fills_up_while_states_are_kept_ends_the_run(samples: SampleList, tmp_path: Path, monkeypatch):
+    cache = cache_of(tmp_path / "hs", list(samples)[:2])
+    states = OnDemand(cache, fetch=fetch, policy=Policy("skip", "cache"))
+    rows = rows_of(samples, states)
+
+    def full(path: Path, content: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    full_rows = [row for row in range(len(rows)) if states.missing([samples[i] for i in rows.rows[row]])]
+    with rows.ahead(full_rows) as reader, pytest.raises(UserError, match=r"hs: the disk is full .*stay"):
+        reader.next()
+    assert not list((tmp_path / "hs").glob("**/.*"))
 
 
 def test_left_out_samples_are_listed_and_rows_keep_their_places(samples: SampleList, tmp_path: Path):

@@ -4,8 +4,17 @@ import json
 
 import numpy as np
 import pytest
-from chatml_verifier import CHANGES_PROMPT, FORGETS_THINKING, NO_SYSTEM, chat, write_jsonl, write_verifier
+from chatml_verifier import (
+    CHANGES_PROMPT,
+    FORGETS_THINKING,
+    NO_SYSTEM,
+    TOOLS_AND_REASONING,
+    chat,
+    write_jsonl,
+    write_verifier,
+)
 
+from speculators.cli.options import resolve
 from speculators.data.prepare import PrepareOptions, prepare, split_by_conversation
 from speculators.data.samples import DataDirectory, sample_id
 from speculators.errors import UserError
@@ -148,6 +157,80 @@ def test_a_template_that_forgets_thinking_gives_one_sample_an_answer(run, tmp_pa
         "y<|im_end|>",
     ]
     assert len({s.conversation_id for s in samples}) == 2
+
+
+def test_a_conversation_with_system_prompt_tools_and_several_answers_is_one_row(run, tmp_path):
+    verifier = write_verifier(tmp_path / "v", TOOLS_AND_REASONING)
+    call = {"function": {"name": "add", "arguments": '{"a": 1}'}}
+    messages = [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "one and one?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "2"},
+        {"role": "assistant", "content": "two"},
+        *chat("sure?", "yes"),
+    ]
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    summary, _, (sample,) = run([{"messages": messages, "tools": tools}], verifier)
+    tokenizer = Verifier.read(verifier).tokenizer
+    whole, written = (tokenizer.decode(ids) for ids in (sample.ids, sample.ids[sample.loss_mask]))
+    calls = '<call>{"name": "add", "arguments": {"a": 1}}</call>'
+    assert written == f"{calls}<|im_end|>two<|im_end|>yes<|im_end|>"
+    assert "be brief" in whole
+    assert json.dumps(tools) in whole
+    assert (summary.split_into_turns, summary.without_reasoning) == (0, 0)
+
+
+def reasoned(*answers):
+    turns = [({"role": "user", "content": f"q{i}"}, {"role": "assistant", **said}) for i, said in enumerate(answers)]
+    return {"messages": [message for turn in turns for message in turn]}
+
+
+def test_reasoning_is_learned_where_the_template_shows_it_and_counted_where_not(run, tmp_path, verifier):
+    tokenizer = Verifier.read(verifier).tokenizer
+    row = reasoned({"content": "42", "reasoning_content": "hm"}, {"content": "yes", "reasoning_content": "so"})
+    summary, _, samples = run([row], write_verifier(tmp_path / "v", TOOLS_AND_REASONING))
+    assert sorted(tokenizer.decode(s.ids[s.loss_mask]) for s in samples) == [
+        "<think>hm</think>42<|im_end|>",
+        "<think>so</think>yes<|im_end|>",
+    ]
+    assert (summary.split_into_turns, summary.without_reasoning) == (1, 0)
+    summary, _, samples = run([row, *rows_of(2)], verifier)
+    assert (len(samples), summary.without_reasoning) == (3, 1)
+
+
+def test_arguments_of_the_template_reach_it_and_the_manifest(run, tmp_path):
+    verifier = write_verifier(tmp_path / "v", TOOLS_AND_REASONING)
+    tokenizer = Verifier.read(verifier).tokenizer
+    prompts = {}
+    for kwargs in (None, {"enable_thinking": False}):
+        # With the argument given, the template puts the same words in front of a prompt's answer that it leaves out
+        # of an answered one, so the answer itself has to bring them.
+        said = "hi" if kwargs is None else "<think></think>hi"
+        _, directory, (sample,) = run([{"messages": chat("hello", said)}], verifier, chat_template_kwargs=kwargs)
+        prompts[str(kwargs)] = tokenizer.decode(sample.ids[~sample.loss_mask])
+        assert directory.manifest.chat_template_kwargs == kwargs
+        assert tokenizer.decode(sample.ids[sample.loss_mask]) == "hi<|im_end|>"
+    assert prompts["{'enable_thinking': False}"].endswith("<think></think>")
+    assert not prompts["None"].endswith("<think></think>")
+
+
+@pytest.mark.parametrize("value", ["{", "[1]", "3"])
+def test_template_arguments_that_are_no_object_are_refused(value):
+    given = {"verifier": "v", "data": "d", "output": "o", "chat_template_kwargs": value}
+    with pytest.raises(UserError, match="--chat-template-kwargs: not a JSON object"):
+        resolve(PrepareOptions, given)
+
+
+def test_any_number_of_processes_writes_the_same_directory(run, tmp_path):
+    rows = [*rows_of(80), {"text": "x"}, {"messages": chat("hello", "the answer " * 30)}, *rows_of(1)]
+    made = []
+    for workers in (1, 2):
+        summary, _, _ = run(rows, max_length=32, workers=workers)
+        files = {p.name: p.read_bytes() for p in (tmp_path / "out" / "train").iterdir()}
+        made.append((summary, files))
+    assert made[0] == made[1]
+    assert made[0][0].dropped == {"none of the known shapes (keys seen: text)": 1, "duplicate of another row": 1}
 
 
 def test_a_template_that_refuses_a_row_drops_that_row_with_its_reason(run, tmp_path):

@@ -1,13 +1,16 @@
 """`regenerate` against a small HTTP server with OpenAI's chat endpoint: nothing is lost, nothing asked twice."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from chat_server import ChatServer
 from chatml_verifier import write_jsonl, write_verifier
 
-from speculators.data.regenerate import RegenerateOptions, plan, regenerate
+from speculators.cli.options import resolve
+from speculators.data.regenerate import plan, regenerate
+from speculators.data.regenerate_options import RegenerateOptions
 from speculators.errors import UserError
 from speculators.verifier import Verifier
 
@@ -135,10 +138,55 @@ def test_failures_are_listed_counted_and_tried_again(options, server):
     assert {p.conversation_id for p in plan(given).pending} == {"bad", "cut"}
 
 
-@pytest.mark.parametrize(("name", "value"), [("max_tokens", 7), ("temperature", 0.5)])
+def test_every_request_says_the_sampling_parameters_and_the_templates_arguments(options, server):
+    sampling, template = {"top_p": 0.9, "top_k": 20}, {"enable_thinking": False}
+    given = options(prompts(3), sampling_params=sampling, chat_template_kwargs=template, temperature=0.7)
+    run(given, server)
+    for request in server.requests:
+        assert {name: request[name] for name in sampling} == sampling
+        assert (request["chat_template_kwargs"], request["temperature"]) == (template, 0.7)
+    assert {row["chat_template_kwargs"]["enable_thinking"] for row in answers(given).values()} == {False}
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ('{"temperature": 1}', "temperature is decided by --temperature"),
+        ('{"n": 2}', "n is no sampling parameter of one answer"),
+        ("top_p=1", "not a JSON object"),
+    ],
+)
+def test_sampling_parameters_that_are_decided_elsewhere_are_refused(value, words):
+    with pytest.raises(UserError, match=f"--sampling-params: {words}"):
+        resolve(RegenerateOptions, {"verifier": "v", "prompts": "p", "output": "o", "sampling_params": value})
+
+
+def test_reasoning_is_kept_and_told_to_the_server_in_the_next_turn(options, server):
+    turns = [{"role": "user", "content": text} for text in ("think a", "b")]
+    given = options([{"id": "x", "messages": turns}])
+    run(given, server)
+    said = answers(given)["x"]["messages"]
+    assert [message.get("reasoning_content") for message in said] == [None, "hm", None, None]
+    assert server.requests[1]["messages"][1] == said[1]
+
+
+def test_tools_are_told_and_a_call_ends_the_conversation(options, server):
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+    turns = [{"role": "user", "content": text} for text in ("a", "call it", "never asked")]
+    given = options([{"id": "x", "messages": turns, "tools": tools}])
+    summary = run(given, server)
+    row = answers(given)["x"]
+    assert (summary.failed, row["finish_reason"], row["tools"]) == (0, "tool_calls", tools)
+    assert row["messages"][-1]["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 1}'}
+    assert [request["tools"] for request in server.requests] == [tools, tools]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("max_tokens", 7), ("temperature", 0.5), ("sampling_params", {"top_p": 0.5})]
+)
 def test_other_settings_do_not_continue_the_same_file(options, server, name, value):
     run(options(prompts(2)), server)
-    with pytest.raises(UserError, match=rf"made with {name} = .*, this run has {value}"):
+    with pytest.raises(UserError, match=rf"made with {name} = .*, this run has {re.escape(str(value))}"):
         plan(options(prompts(2), **{name: value}))
 
 

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 from data_directories import random_samples, write_samples
+from unruly_server import UnrulyServer
 
 from speculators.cli.extract import run
 from speculators.data.extract_local import LocalSource
 from speculators.data.extract_options import LEAST_COSINE, ExtractOptions
 from speculators.data.hidden_states import HiddenStateCache
 from speculators.data.samples import DataDirectory
-from speculators.data.verify_states import verify
+from speculators.data.verify_states import choose, verify
 from speculators.verifier import Verifier
 
 sys.path.append(str(Path(__file__).parents[1] / "serve"))
@@ -70,6 +71,42 @@ def test_one_wrong_token_of_one_layer_is_found_and_the_command_ends_with_one(pla
     assert f"has to be {LEAST_COSINE} or more, NOT every one is" in out
     found = verify(cache, [sample], LocalSource(verifier, LAYERS))
     assert [layer.lowest_cosine >= LEAST_COSINE for layer in found.layers] == [True, True, False, True]
+
+
+def test_of_several_servers_the_one_with_other_layers_is_named(place, capsys):
+    verifier = Verifier.read(place / "verifier")
+
+    def server_of(layers):
+        compute = LocalSource(verifier, layers)
+
+        def states_of(ids):
+            states = compute("", torch.tensor(ids).numpy())
+            return torch.cat([states.aux_hidden, states.last_hidden[:, None]], 1)
+
+        return UnrulyServer(place / "storage", states_of)
+
+    (place / "storage").mkdir()
+    with server_of(LAYERS) as right, server_of((3, 4, 5)) as wrong:
+        asked = options(
+            place, output=place / "two", source="vllm", endpoint=(right.url, wrong.url), storage_path=place / "storage",
+            verify=2, concurrency=1,
+        )  # fmt: skip
+        with pytest.raises(SystemExit):
+            run(asked)
+    found = json.loads(capsys.readouterr().out)["verification"]
+    assert found["samples"] == 2
+    (differing,) = found["differing"]
+    assert differing.endswith(f"(from {wrong.url})")
+
+
+def test_samples_to_verify_come_from_every_server_and_from_what_was_there():
+    samples = random_samples(50, range(3, 33))
+    named = sorted(sample.sample_id for sample in samples)
+    answered_by = {name: "ab"[i < 25] for i, name in enumerate(named[:28])}
+    servers = [answered_by.get(sample.sample_id) for sample in choose(samples, 9, answered_by)]
+    assert {name: servers.count(name) for name in ("a", "b", None)} == {"a": 3, "b": 4, None: 2}
+    assert len(choose(samples, 1, answered_by)) == 3
+    assert [sample.sample_id for sample in choose(samples, 4, {})] == named[:4]
 
 
 def test_the_noise_of_bfloat16_passes_and_the_next_layers_stream_does_not(place, capsys):

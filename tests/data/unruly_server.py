@@ -57,6 +57,13 @@ class UnrulyServer:
                 except OSError:
                     self.close_connection = True  # who asked is gone
 
+            def do_GET(self) -> None:
+                content = json.dumps({"data": [{"id": "verifier", "max_model_len": 4096}]}).encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
             def log_message(self, *_: object) -> None:
                 pass
 
