@@ -3,16 +3,18 @@
 A flag of the user's that repeats one of ours replaces it, in any of vLLM's spellings. Nothing passes through a shell.
 """
 
+import json
 import os
 import socket
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self, TypedDict
 
-from serve.program import VllmProgram
+from serve.program import VllmProgram, find
 from speculators.errors import UserError
 from speculators.schema import Strict
 
+LOOPBACK = "127.0.0.1"
 ENTRY = Path(__file__).parent / "vllm_side" / "entry.py"
 KV_SPACE = "VLLM_CPU_KVCACHE_SPACE"
 THREADS_BIND = "VLLM_CPU_OMP_THREADS_BIND"
@@ -53,7 +55,7 @@ class ServeSpec(Strict):
     @property
     def base_url(self) -> str:
         """Root of the HTTP server, without `/v1`."""
-        host = "127.0.0.1" if self.host in ("0.0.0.0", "::", "") else self.host
+        host = LOOPBACK if self.host in ("0.0.0.0", "::", "") else self.host
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     @property
@@ -65,7 +67,8 @@ class ServeSpec(Strict):
         """Label and value of each line that `speculators serve` shows."""
         lines = [("verifier", self.verifier or f"as {self.model} says"), ("draft", self.draft or "none")]
         if self.algorithm:
-            lines += [("algorithm", self.algorithm), ("speculative tokens", str(self.num_speculative_tokens))]
+            tokens = "as the draft says" if self.num_speculative_tokens is None else str(self.num_speculative_tokens)
+            lines += [("algorithm", self.algorithm), ("speculative tokens", tokens)]
         context = self.flags.get("max-model-len")
         lines += [
             ("context", f"{context} tokens" if context else "as the model says"),
@@ -79,8 +82,26 @@ class ServeSpec(Strict):
         return ", ".join(used) or "one device"
 
 
+class ServerOptions(TypedDict, total=False):
+    """What every kind of server takes; what is left out has its default.
+
+    Attributes:
+        port: None picks a free one.
+        host: 127.0.0.1 by default.
+        extra_args: passed to vLLM untouched, after ours; they win over ours.
+        tensor_parallel_size: devices; None leaves it to vLLM.
+        vllm: environment, interpreter or executable; None searches (`serve.program.find`).
+    """
+
+    port: int | None
+    host: str
+    extra_args: tuple[str, ...]
+    tensor_parallel_size: int | None
+    vllm: str | None
+
+
 class Common(NamedTuple):
-    """What every kind of server takes."""
+    """`ServerOptions` with the defaults filled in and vLLM found."""
 
     port: int | None
     host: str
@@ -88,10 +109,31 @@ class Common(NamedTuple):
     tensor_parallel_size: int | None
     program: VllmProgram
 
+    @classmethod
+    def of(cls, options: ServerOptions) -> Self:
+        """Raises UserError when there is no vLLM."""
+        return cls(
+            port=options.get("port"),
+            host=options.get("host", LOOPBACK),
+            extra_args=options.get("extra_args", ()),
+            tensor_parallel_size=options.get("tensor_parallel_size"),
+            program=find(options.get("vllm")),
+        )
+
     @property
     def is_pipelined(self) -> bool:
         """Whether the user's flags ask for pipeline parallelism."""
         return given_flags(self.extra_args).get("pipeline-parallel-size", "1") not in ("", "1")
+
+    @property
+    def given_speculative_tokens(self) -> int | None:
+        """K as the user's own `--speculative-config` says it, if it does."""
+        given = given_flags(self.extra_args)
+        try:
+            value = json.loads(given.get("speculative-config", "{}"))["num_speculative_tokens"]
+        except (ValueError, KeyError, TypeError):
+            value = given.get("speculative-config.num-speculative-tokens")
+        return int(value) if str(value).lstrip("-").isdigit() else None
 
 
 def assemble(
@@ -100,14 +142,17 @@ def assemble(
     """The server for `model` with our own `flags` (None: a switch), less those that the user gives too.
 
     Raises:
-        UserError: a flag that vLLM refuses on a server of this kind.
+        UserError: a flag that vLLM refuses on a server of this kind, or that would replace what makes it one.
     """
     given = given_flags(common.extra_args)
-    if "per-request-spec-decode-metrics" in given and not (facts.get("algorithm") or "speculative-config" in given):
+    if "per-request-spec-decode-metrics" in given and not (
+        facts.get("algorithm") or "speculative-config" in given or "--speculative-config" in flags
+    ):
         raise UserError(
             f"--per-request-spec-decode-metrics: {model} is served without speculation, where vLLM refuses this "
             "option; leave it out, or serve a draft."
         )
+    _check_own_configs(flags, given)
     host = given.get("host") or common.host
     port = _port(given.get("port")) or common.port or free_port(host)
     ours: dict[str, str | None] = {"--host": host, "--port": str(port), **flags}
@@ -118,7 +163,8 @@ def assemble(
         if _canonical(flag) not in given:
             command += [flag] if value is None else [flag, value]
     alone = (common.tensor_parallel_size or 1) == 1 and not any(name.endswith("-parallel-size") for name in given)
-    added = _environment(common.program, Path(facts["verifier"]).exists(), alone)
+    local = all(Path(name).exists() for name in (facts["verifier"], facts.get("draft")) if name)
+    added = _environment(common.program, local, alone)
     return ServeSpec(
         command=(*command, *common.extra_args),
         environment={k: v for k, v in added.items() if k not in os.environ},
@@ -132,7 +178,18 @@ def assemble(
     )
 
 
-def free_port(host: str = "127.0.0.1") -> int:
+def _check_own_configs(flags: dict[str, str | None], given: dict[str, str]) -> None:
+    """A JSON flag of ours says what is served; the user's, or one of its keys (`--flag.key`), would replace it."""
+    for flag, value in flags.items():
+        theirs = [name for name in given if name.partition(".")[0] == _canonical(flag)]
+        if theirs and value and value.startswith("{"):
+            raise UserError(
+                f"--{theirs[0]}: this server needs {flag} for itself ({value}), and yours would replace it; leave "
+                "yours out, or serve the verifier with all of it in yours."
+            )
+
+
+def free_port(host: str = LOOPBACK) -> int:
     """A port that was free a moment ago."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
         listener.bind((host, 0))
@@ -169,7 +226,7 @@ def _reminders(host: str, given: dict[str, str]) -> tuple[str, ...]:
 
 def _environment(program: VllmProgram, local: bool, alone: bool) -> dict[str, str]:
     environment = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-    if local:  # a local model needs no network; without this a machine without one waits for timeouts
+    if local:  # local models need no network; without this a machine without one waits for timeouts
         environment["HF_HUB_OFFLINE"] = "1"
     if program.is_cpu:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

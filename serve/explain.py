@@ -69,6 +69,11 @@ CAUSES: tuple[Cause, ...] = (
         "this model or draft cannot be split into pipeline stages; use -tp instead.",
     ),
     _cause(
+        r"CPU Generator does not use offset",
+        "a request with a seed had its prompt computed in parts, which ends this vLLM on a CPU; send no seed, or serve "
+        "with a larger --max-num-batched-tokens.",
+    ),
+    _cause(
         r"Arctic Inference is required",
         "suffix decoding needs the package arctic-inference in vLLM's environment.",
     ),

@@ -15,6 +15,8 @@ from speculators.verifier import template_hash, weights_revision
 _PIPELINED_FAMILIES = frozenset(
     {"llama", "mistral", "qwen2", "qwen3", "deepseek_v4", "kimi_k3", "minimax_m3", "sarvam"}
 )
+# Architectures of drafts in the formats that `speculators convert` reads, and of older kinds.
+_FOREIGN_DRAFT = re.compile(r"Eagle3?(?:$|[A-Z])|DFlash|DSpark|Medusa|MLPSpeculator")
 _REVISION = re.compile(r"[0-9a-f]{16}")
 
 
@@ -22,12 +24,13 @@ def check_model(model: str | Path) -> None:
     """A local directory must exist and hold a config; what looks like a hub id (org/name) is vLLM's to resolve.
 
     Raises:
-        UserError: it is neither, or it cannot be read.
+        UserError: it is neither, it cannot be read, or its config is a draft's or no model's.
     """
     place = Path(model)
     try:
         present = place.exists()
         if (place / "config.json").is_file():
+            _check_config(place / "config.json")
             return
     except PermissionError:
         raise UserError(f"{model}: cannot be read (permission denied); let this user read it.") from None
@@ -36,6 +39,26 @@ def check_model(model: str | Path) -> None:
     if not is_hub_id(str(model)):
         raise UserError(
             f"{model}: neither a directory nor a hub id (org/name); give the path of a Hugging Face model directory."
+        )
+
+
+def _check_config(file: Path) -> None:
+    """vLLM picks a model by its architecture; a draft alone is none, whatever tool made it."""
+    config = read_json_dict(file, "a Hugging Face model config")
+    architectures = config.get("architectures")
+    names = [str(name) for name in architectures] if isinstance(architectures, list) else []
+    if "speculators_model_type" in config:
+        raise UserError(f"{file.parent}: is a draft ({config['speculators_model_type']}); a verifier is needed here.")
+    foreign = next((name for name in names if _FOREIGN_DRAFT.search(name)), None)
+    if foreign or "dflash_config" in config:
+        raise UserError(
+            f"{file.parent}: is a draft in another tool's format ({foreign or 'dflash_config'}); bring it into ours "
+            f"with `speculators convert {file.parent} --verifier V --output DIR` and serve that."
+        )
+    if not names and "model_type" not in config:
+        raise UserError(
+            f"{file}: names neither architectures nor model_type, so it is no model's config (another tool's?); give a "
+            "Hugging Face model directory."
         )
 
 
@@ -63,7 +86,13 @@ def check_fits(directory: Path, config: DraftConfig, verifier: str) -> None:
                 "serve it with its own verifier."
             )
     layers = facts.get("num_hidden_layers")
-    outside = [layer for layer in config.aux_layer_ids if layer < 0 or (isinstance(layers, int) and layer > layers)]
+    ids = list(config.aux_layer_ids)
+    if not ids or ids != sorted(set(ids)):
+        raise UserError(
+            f"{directory}: the draft listens to the layers {ids}, which are not ascending and distinct; vLLM would "
+            "give it other streams, so write the checkpoint again."
+        )
+    outside = [layer for layer in ids if layer < 0 or (isinstance(layers, int) and layer > layers)]
     if outside:
         raise UserError(
             f"{directory}: the draft listens to layer {outside[0]}, {verifier} has {layers} (allowed are 0 to {layers})"
@@ -165,11 +194,19 @@ def check_tokens(directory: Path, config: DraftConfig, asked: int | None) -> int
     """
     if asked is None:
         return config.num_speculative_tokens
-    block_size = getattr(config, "block_size", None)
+    check_block(directory, asked, getattr(config, "block_size", None))
+    return asked
+
+
+def check_block(draft: Path | str, asked: int, block_size: int | None) -> None:
+    """A step proposes at least one token; a block draft's at most what lies beside the anchor.
+
+    Raises:
+        UserError: it is not so.
+    """
     if asked < 1 or (block_size and asked >= block_size):
         allowed = f"1 to {block_size - 1} (its block size less the anchor)" if block_size else "1 or more"
-        raise UserError(f"--num-speculative-tokens: {asked} is not possible for {directory}; it allows {allowed}.")
-    return asked
+        raise UserError(f"--num-speculative-tokens: {asked} is not possible for {draft}; it allows {allowed}.")
 
 
 def _text_config(model: Path) -> dict[str, Any]:

@@ -1,13 +1,13 @@
 """Options of `speculators serve`, and which server they ask for. What they don't name goes to vLLM untouched."""
 
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field, field_validator
 
 from serve import auto_tokens
-from serve.command import ServeSpec
+from serve.command import LOOPBACK, ServerOptions, ServeSpec
 from serve.fit import is_hub_id
+from serve.hub import HubDraft, hub_draft, hub_draft_spec
 from serve.spec import Method, draft_spec, extraction_spec, method_spec, plain_spec
 from speculators import checkpoint
 from speculators.errors import UserError
@@ -29,7 +29,7 @@ class ServeOptions(Strict):
         json_schema_extra={"argument": True},
     )
     port: int = Field(8000, ge=1, le=65535, description="Port to listen on.")
-    host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 for every one (then give --api-key too).")
+    host: str = Field(LOOPBACK, description="Address to listen on; 0.0.0.0 for every one (then give --api-key too).")
     tensor_parallel_size: int | None = Field(
         None, ge=1, description="Devices that share the model.", json_schema_extra={"flags": ["-tp"]}
     )
@@ -87,8 +87,9 @@ def spec_of(options: ServeOptions) -> ServeSpec:
         is_draft = model.exists() and checkpoint.is_draft(model)
     except PermissionError:
         raise UserError(f"{model}: cannot be read (permission denied); let this user read it.") from None
-    _check(options, is_draft)
-    common: dict[str, Any] = {
+    on_hub = hub_draft(options.model, options.vllm_args) if is_hub_id(options.model) else None
+    _check(options, is_draft or on_hub is not None)
+    common: ServerOptions = {
         "port": options.port,
         "host": options.host,
         "extra_args": options.vllm_args,
@@ -98,6 +99,8 @@ def spec_of(options: ServeOptions) -> ServeSpec:
     if options.hidden_states_path:
         layers = options.aux_layer_ids or Verifier.read(model).default_aux_layer_ids()
         return extraction_spec(options.model, layers, options.hidden_states_path, **common)
+    if on_hub:
+        return _hub_spec(on_hub, options, common)
     if is_draft and options.speculation:
         return _draft_spec(model, options, common)
     if is_draft:
@@ -109,7 +112,19 @@ def spec_of(options: ServeOptions) -> ServeSpec:
     return plain_spec(options.model, **common)
 
 
-def _draft_spec(model: Path, options: ServeOptions, common: dict[str, Any]) -> ServeSpec:
+def _hub_spec(draft: HubDraft, options: ServeOptions, common: ServerOptions) -> ServeSpec:
+    if not options.speculation:
+        return plain_spec(options.verifier or draft.verifier, **common)
+    tokens = options.num_speculative_tokens
+    if not isinstance(tokens, str):
+        return hub_draft_spec(draft, verifier=options.verifier, num_speculative_tokens=tokens, **common)
+    raise UserError(
+        f"--num-speculative-tokens: {AUTO} needs a bench report about a draft in a directory, {draft.model} is on the "
+        "hub; give a number, or a directory."
+    )
+
+
+def _draft_spec(model: Path, options: ServeOptions, common: ServerOptions) -> ServeSpec:
     tokens = options.num_speculative_tokens
     if not isinstance(tokens, str):
         return draft_spec(model, verifier=options.verifier, num_speculative_tokens=tokens, **common)
@@ -129,10 +144,7 @@ def _check(options: ServeOptions, is_draft: bool) -> None:
     }
     wrong = [flag for flag, value in given.items() if value is not None]
     if wrong and not is_draft:
-        what = "a hub id, whose config only vLLM reads" if is_hub_id(options.model) else "not a draft"
-        raise UserError(
-            f"{wrong[0]}: {options.model} is {what}; this option needs a draft's run or checkpoint directory."
-        )
+        raise UserError(f"{wrong[0]}: {options.model} is not a draft; this option needs one (a directory or a hub id).")
     for_verifiers = {"--method": options.method, "--hidden-states-path": options.hidden_states_path}
     not_for_drafts = [flag for flag, value in for_verifiers.items() if value]
     if not_for_drafts and is_draft:

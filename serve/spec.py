@@ -5,9 +5,9 @@ Everything that can be checked without starting vLLM is checked here. Nothing is
 
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
-from serve.command import Common, ServeSpec, assemble
+from serve.command import Common, ServerOptions, ServeSpec, assemble
 from serve.command import free_port as free_port
 from serve.fit import (
     check_fits,
@@ -18,7 +18,6 @@ from serve.fit import (
     check_vocabulary_size,
     differences,
 )
-from serve.program import find
 from speculators import checkpoint
 from speculators.data.extract_options import check_layer_ids
 from speculators.errors import UserError
@@ -33,30 +32,18 @@ _LOOKUP = {"prompt_lookup_min": 2, "prompt_lookup_max": 5}  # lengths of the n-g
 _CPU_CONNECTOR = ("CpuHiddenStatesConnector", "cpu_connector")
 
 
-def plain_spec(
-    verifier: str | Path,
-    *,
-    port: int | None = None,
-    host: str = "127.0.0.1",
-    extra_args: tuple[str, ...] = (),
-    tensor_parallel_size: int | None = None,
-    vllm: str | None = None,
-) -> ServeSpec:
+def plain_spec(verifier: str | Path, **options: Unpack[ServerOptions]) -> ServeSpec:
     """The verifier alone.
 
     Args:
         verifier: model directory, or a hub id that vLLM resolves.
-        port: None picks a free one.
-        extra_args: passed to vLLM untouched, after ours; they win over ours.
-        tensor_parallel_size: devices; None leaves it to vLLM.
-        vllm: environment, interpreter or executable; None searches (`serve.program.find`).
+        options: where it listens, on how many devices, by which vLLM (`ServerOptions`).
 
     Raises:
         UserError: no such directory, or no vLLM.
     """
     check_model(verifier)
-    common = Common(port, host, extra_args, tensor_parallel_size, find(vllm))
-    return assemble(common, str(verifier), {}, verifier=str(verifier))
+    return assemble(Common.of(options), str(verifier), {}, verifier=str(verifier))
 
 
 def draft_spec(
@@ -64,11 +51,7 @@ def draft_spec(
     *,
     verifier: str | Path | None = None,
     num_speculative_tokens: int | None = None,
-    port: int | None = None,
-    host: str = "127.0.0.1",
-    extra_args: tuple[str, ...] = (),
-    tensor_parallel_size: int | None = None,
-    vllm: str | None = None,
+    **options: Unpack[ServerOptions],
 ) -> ServeSpec:
     """A draft with its verifier, or with another verifier of the same shape (an FP8 copy).
 
@@ -76,7 +59,7 @@ def draft_spec(
         draft: checkpoint directory, or run directory (its best checkpoint).
         verifier: None means the one in the draft's config.
         num_speculative_tokens: None means as many as it was trained for.
-        port, host, extra_args, tensor_parallel_size, vllm: as in `plain_spec`.
+        options: as in `plain_spec`.
 
     Raises:
         UserError: nothing to serve there, tensors or vocabulary maps that don't fit the config, a verifier that
@@ -90,13 +73,14 @@ def draft_spec(
     served = str(verifier or config.verifier)
     check_fits(directory, config, served)
     tokens = check_tokens(directory, config, num_speculative_tokens)
-    program = find(vllm)
-    program.check_at_least(MINIMUM.get(config.algorithm, (0, 0)), f"{config.algorithm} drafts")
-    common = Common(port, host, extra_args, tensor_parallel_size, program)
+    common = Common.of(options)
+    common.program.check_at_least(MINIMUM.get(config.algorithm, (0, 0)), f"{config.algorithm} drafts")
     if common.is_pipelined:
-        check_pipeline(served, f"{config.algorithm} drafts", program.is_cpu)
+        check_pipeline(served, f"{config.algorithm} drafts", common.program.is_cpu)
     facts: dict[str, Any] = {"draft": str(directory), "algorithm": config.algorithm, "num_speculative_tokens": tokens}
     notes = differences(config, served)
+    if common.given_speculative_tokens:  # vLLM lays the keys of a --speculative-config over the draft's own
+        facts["num_speculative_tokens"] = check_tokens(directory, config, common.given_speculative_tokens)
     if tokens == config.num_speculative_tokens and Path(served).resolve() == Path(config.verifier).resolve():
         return assemble(common, str(directory), {}, notes, verifier=config.verifier, **facts)
     speculation = {"model": str(directory), "method": config.algorithm, "num_speculative_tokens": tokens}
@@ -109,11 +93,7 @@ def method_spec(
     *,
     draft: str | None = None,
     num_speculative_tokens: int | None = None,
-    port: int | None = None,
-    host: str = "127.0.0.1",
-    extra_args: tuple[str, ...] = (),
-    tensor_parallel_size: int | None = None,
-    vllm: str | None = None,
+    **options: Unpack[ServerOptions],
 ) -> ServeSpec:
     """The verifier with a way to speculate that needs no training, for comparisons.
 
@@ -122,7 +102,7 @@ def method_spec(
         method: `ngram` and `suffix` repeat what the context holds, `draft_model` asks a smaller model.
         draft: the smaller model (directory or hub id); only for `draft_model`, which needs it.
         num_speculative_tokens: None means 5, for `suffix` at most 24.
-        port, host, extra_args, tensor_parallel_size, vllm: as in `plain_spec`.
+        options: as in `plain_spec`.
 
     Raises:
         UserError: no such model, one of another vocabulary size, K below 1, no vLLM, or for `suffix` a vLLM without
@@ -142,13 +122,12 @@ def method_spec(
         check_model(draft)
         check_vocabulary_size(draft, str(verifier))
         speculation["model"] = draft
-    program = find(vllm)
-    if method == "suffix" and not program.has_arctic:
+    common = Common.of(options)
+    if method == "suffix" and not common.program.has_arctic:
         raise UserError(
-            f"--method: suffix needs the package arctic-inference beside vLLM, and {program.python} has none; "
-            f"install it there (`{program.python} -m pip install arctic-inference`), or use --method ngram."
+            f"--method: suffix needs the package arctic-inference beside vLLM, and {common.program.python} has none; "
+            f"install it there (`{common.program.python} -m pip install arctic-inference`), or use --method ngram."
         )
-    common = Common(port, host, extra_args, tensor_parallel_size, program)
     flags: dict[str, str | None] = {"--speculative-config": json.dumps(speculation)}
     facts: dict[str, Any] = {"draft": draft, "algorithm": method, "num_speculative_tokens": tokens}
     return assemble(common, str(verifier), flags, verifier=str(verifier), **facts)
@@ -158,12 +137,7 @@ def extraction_spec(
     verifier: str | Path,
     aux_layer_ids: tuple[int, ...],
     storage_path: Path,
-    *,
-    port: int | None = None,
-    host: str = "127.0.0.1",
-    extra_args: tuple[str, ...] = (),
-    tensor_parallel_size: int | None = None,
-    vllm: str | None = None,
+    **options: Unpack[ServerOptions],
 ) -> ServeSpec:
     """A server whose answers name a file with the hidden states of the prompt.
 
@@ -171,7 +145,7 @@ def extraction_spec(
         verifier: model directory.
         aux_layer_ids: the streams entering these layers, ascending; the last residual stream is always added.
         storage_path: where vLLM writes the files.
-        port, host, extra_args, tensor_parallel_size, vllm: as in `plain_spec`.
+        options: as in `plain_spec`.
 
     Raises:
         UserError: layers that the verifier does not have, no such directory, pipeline parallelism that vLLM would
@@ -179,11 +153,10 @@ def extraction_spec(
     """
     facts = Verifier.read(verifier)
     check_layer_ids(aux_layer_ids, facts)
-    program = find(vllm)
-    program.check_at_least(MINIMUM_FOR_EXTRACTION, "hidden-state extraction")
-    common = Common(port, host, extra_args, tensor_parallel_size, program)
+    common = Common.of(options)
+    common.program.check_at_least(MINIMUM_FOR_EXTRACTION, "hidden-state extraction")
     if common.is_pipelined:
-        check_pipeline(str(verifier), "hidden-state extraction", program.is_cpu)
+        check_pipeline(str(verifier), "hidden-state extraction", common.program.is_cpu)
     speculation = {
         "method": "extract_hidden_states",
         "num_speculative_tokens": 1,
@@ -194,7 +167,8 @@ def extraction_spec(
         "kv_role": "kv_producer",
         "kv_connector_extra_config": {"shared_storage_path": str(storage_path)},
     }
-    if program.is_cpu:  # vLLM's own connector wants pinned memory and CUDA streams; ours lies beside the entry file
+    # vLLM's own connector wants pinned memory and CUDA streams; ours lies beside the entry file.
+    if common.program.is_cpu:
         transfer["kv_connector"], transfer["kv_connector_module_path"] = _CPU_CONNECTOR
     flags = {
         "--speculative-config": json.dumps(speculation),

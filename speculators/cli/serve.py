@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from serve.command import ServeSpec
+from serve.memory import memory_line
 from serve.options import ServeOptions, spec_of
 from speculators.cli.options import schema_command
 from speculators.errors import UserError
@@ -32,9 +33,10 @@ def run(options: ServeOptions) -> None:
 
         serve_daemon.start(options.daemon, spec, options)
         return
-    from serve.vllm import foreground
+    from serve.vllm import check_start, foreground
 
     if options.hidden_states_path:
+        check_start(spec)  # nothing is written for a server that cannot start
         options.hidden_states_path.mkdir(parents=True, exist_ok=True)
     code = foreground(spec)
     if code:
@@ -54,7 +56,7 @@ def _name(options: ServeOptions) -> str | None:
 
 
 def _block(spec: ServeSpec) -> str:
-    lines = [*spec.summary(), *(("note", note) for note in spec.notes)]
+    lines = [*spec.summary(), ("memory", memory_line(spec)), *(("note", note) for note in spec.notes)]
     width = max(len(label) for label, _ in lines)
     return "\n".join(f"{label:<{width}}  {value}" for label, value in lines)
 

@@ -77,6 +77,10 @@ def test_what_a_user_can_fix_is_one_sentence_and_exit_2(place, tmp_path):
         cases = [
             (["serve", "/no/such/verifier"], "/no/such/verifier: neither a directory nor a hub id"),
             (["serve", place / "verifier", "--port", port], f"--port: {port} on 127.0.0.1 cannot be used"),
+            (
+                ["serve", place / "verifier", "--port", port, "--hidden-states-path", tmp_path / "states"],
+                f"--port: {port} on 127.0.0.1 cannot be used",
+            ),
             (["serve", place / "verifier", "--vllm", tmp_path], "has no Python interpreter"),
             (
                 ["serve", place / "dflash", "--num-speculative-tokens", "8"],
@@ -98,6 +102,7 @@ def test_what_a_user_can_fix_is_one_sentence_and_exit_2(place, tmp_path):
             assert (done.returncode, done.stdout) == (2, ""), (arguments, done.stderr)
             assert sentence in done.stderr
             assert "Traceback" not in done.stderr
+    assert not (tmp_path / "states").exists()
 
 
 def test_bad_input_is_refused_before_a_process_starts_or_a_file_is_written(place, tmp_path):

@@ -1,7 +1,6 @@
-"""Real vLLM, in eager mode, serves random drafts and an FP8 verifier; the text stays the verifier's own."""
+"""Real vLLM, in eager mode, by the command: its text is what transformers computes, and nothing of it is left."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -16,8 +15,7 @@ sys.path.append(str(Path(__file__).parents[1] / "serve"))
 from tiny_models import write_random_draft
 
 from serve.endpoint import Endpoint, is_healthy
-from serve.quantize import fp8_unsupported_reason, quantize_fp8
-from serve.spec import draft_spec, free_port, plain_spec
+from serve.spec import free_port, plain_spec
 from serve.vllm import running
 from serve.vllm_side.entry import group_members
 
@@ -62,14 +60,6 @@ def check_acceptance(endpoint, num_speculative_tokens):
     assert 1.0 <= acceptance.length < 1.2
 
 
-def shared_memory_of_children() -> set[Path]:
-    """The shared-memory segments that servers started by this process have mapped; other programs have theirs."""
-    leaders = " ".join(path.read_text() for path in Path("/proc/self/task").glob("*/children")).split()
-    members = [pid for leader in leaders for pid in group_members(int(leader))]
-    maps = "".join(Path(f"/proc/{pid}/maps").read_text() for pid in members)
-    return {Path(name) for name in re.findall(r"/dev/shm/psm_\w+", maps)}
-
-
 def test_the_command_serves_an_eagle3_draft_and_leaves_nothing_when_it_is_killed(verifier_dir, tmp_path):
     draft = write_random_draft(tmp_path / "eagle3", "eagle3", verifier_dir)
     port = free_port()
@@ -94,31 +84,6 @@ def test_the_command_serves_an_eagle3_draft_and_leaves_nothing_when_it_is_killed
         time.sleep(0.2)
     assert not group_members(int(leader))
     assert not is_healthy(url)
-
-
-def test_a_dflash_draft_with_fewer_tokens_than_trained_serves_the_verifiers_text(verifier_dir, tmp_path):
-    draft = write_random_draft(tmp_path / "dflash", "dflash", verifier_dir)
-    spec = draft_spec(draft, num_speculative_tokens=4, extra_args=EAGER)
-    with running(spec, tmp_path / "log") as endpoint:
-        assert endpoint.max_model_len() == 256
-        assert_greedy(endpoint, verifier_dir)
-        check_acceptance(endpoint, 4)
-        segments = shared_memory_of_children()
-    assert segments, "vLLM's processes talk through shared memory"
-    assert [path for path in segments if path.exists()] == []
-
-
-def test_a_dflash_draft_runs_on_the_fp8_verifier_that_we_quantise(verifier_dir, tmp_path):
-    reason = fp8_unsupported_reason()
-    if reason:
-        pytest.skip(reason)
-    quantize_fp8(verifier_dir, tmp_path / "fp8")
-    draft = write_random_draft(tmp_path / "dflash", "dflash", verifier_dir)
-    with running(draft_spec(draft, verifier=tmp_path / "fp8", extra_args=EAGER), tmp_path / "log") as endpoint:
-        body = {"model": endpoint.model, "prompt": PROMPTS[0], "max_tokens": 16, "temperature": 0}
-        answer = requests.post(f"{endpoint.base_url}/v1/completions", json=body, timeout=300).json()
-        assert "Paris" in answer["choices"][0]["text"]
-        assert endpoint.acceptance_counters().num_speculative_tokens == 7
 
 
 def test_what_kills_real_vllm_at_its_start_is_in_the_error(verifier_dir, tmp_path):

@@ -20,6 +20,7 @@ LOGS = {
     "RuntimeError: Engine core initialization failed. See root cause above.",
     "cannot be shared among": "ValueError: World size (8) is larger than the number of available GPUs (2) in this",
     "pipeline stages": "ValueError: MiMoForCausalLM does not support eagle3 with pipeline parallelism",
+    "its prompt computed in parts": f"{PREFIX}RuntimeError: CPU Generator does not use offset",
     "arctic-inference in vLLM's environment": "ImportError: Arctic Inference is required for suffix decoding.",
 }
 

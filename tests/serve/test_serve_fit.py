@@ -1,4 +1,4 @@
-"""What is refused, or told, before vLLM is started: a draft against its verifier, its vocabulary maps, and memory."""
+"""What is refused, or told, before vLLM is started: a draft against its verifier, its vocabulary maps, options."""
 
 import json
 
@@ -8,7 +8,6 @@ from fake_vllm import environment
 from safetensors.torch import load_file, save_file
 from tiny_models import write_random_draft, write_tiny_verifier
 
-from serve.memory import available_memory, check_memory, weight_bytes
 from serve.options import ServeOptions, spec_of
 from serve.spec import draft_spec, extraction_spec, method_spec, plain_spec
 from speculators.errors import UserError
@@ -175,24 +174,3 @@ def test_a_server_that_others_can_reach_reminds_of_a_key(place, monkeypatch, hos
     local = plain_spec(place / "verifier", vllm=str(place / "vllm"))
     assert keyed.notes == local.notes == ()
     assert "--trust-remote-code" not in local.command
-
-
-def test_weights_and_kv_space_must_fit_into_the_memory_of_a_cpu_server(place, monkeypatch):
-    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "3")
-    spec = draft_spec(place / "eagle3", vllm=str(place / "vllm-cpu"), tensor_parallel_size=2)
-    weights = weight_bytes(place / "verifier") + weight_bytes(place / "eagle3")
-    needed = weights + 6 * 2**30
-    check_memory(spec, needed)
-    with pytest.raises(UserError, match=r"6\.0 GiB of KV space do not fit into the 6\.0 GiB"):
-        check_memory(spec, needed - 1)
-    check_memory(draft_spec(place / "eagle3", vllm=str(place / "vllm")), 0)
-    assert available_memory() > 0
-
-
-def test_weights_are_counted_as_they_are_loaded(place, tmp_path):
-    tensors = load_file(place / "verifier" / "model.safetensors")
-    (tmp_path / "float32").mkdir()
-    save_file({name: tensor.float() for name, tensor in tensors.items()}, tmp_path / "float32" / "model.safetensors")
-    loaded = sum(tensor.numel() * 2 for tensor in tensors.values())
-    assert weight_bytes(place / "verifier") == weight_bytes(tmp_path / "float32") == loaded
-    assert weight_bytes(tmp_path / "no-such") == 0

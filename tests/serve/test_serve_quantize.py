@@ -3,7 +3,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_models import write_tiny_verifier
 
-from serve.quantize import dequantize_blocks, quantize_blocks, quantize_fp8
+from serve.fp8 import dequantize_blocks, quantize_blocks
+from serve.quantize import QuantizeOptions, quantize_fp8
 from speculators.errors import UserError
 from speculators.schema import read_json_dict
 
@@ -88,3 +89,55 @@ def test_rows_that_the_block_does_not_divide_are_refused_and_nothing_is_left(tmp
     with pytest.raises(UserError, match=r"k_proj.weight has 32 rows, which don't divide by 64"):
         quantize_fp8(verifier, tmp_path / "fp8")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["verifier"]
+
+
+def test_by_channels_each_row_has_its_scale_and_what_is_kept_is_named(tmp_path):
+    verifier = write_tiny_verifier(tmp_path / "verifier")
+    tensors = load_file(verifier / "model.safetensors")
+    save_file({**tensors, "model.layers.0.mlp.gate.weight": torch.ones(4, 64)}, verifier / "model.safetensors")
+    made = quantize_fp8(verifier, tmp_path / "fp8", None)
+    assert made.block is None
+    after = load_file(tmp_path / "fp8" / "model.safetensors")
+    for name in (name for name in tensors if name.endswith("_proj.weight")):
+        scales = after[f"{name}_scale"]
+        assert scales.shape == (tensors[name].shape[0], 1)
+        torch.testing.assert_close(scales, tensors[name].float().abs().amax(dim=1, keepdim=True) / 448)
+        error = after[name].float() * scales - tensors[name].float()
+        assert error.norm() < 0.04 * tensors[name].float().norm()
+    config = read_json_dict(tmp_path / "fp8" / "config.json", "config")["quantization_config"]
+    assert config["ignore"] == ["lm_head", "model.layers.0.mlp.gate"]
+    quantize_fp8(verifier, tmp_path / "blocks", (32, 64))
+    config = read_json_dict(tmp_path / "blocks" / "config.json", "config")["quantization_config"]
+    assert config["modules_to_not_convert"] == ["lm_head", "model.layers.0.mlp.gate"]
+
+
+def test_what_says_how_to_read_channels_is_what_its_own_library_reads(tmp_path):
+    quantization = pytest.importorskip("compressed_tensors.quantization")
+    quantize_fp8(write_tiny_verifier(tmp_path / "verifier"), tmp_path / "fp8", None)
+    written = read_json_dict(tmp_path / "fp8" / "config.json", "config")["quantization_config"]
+    read = quantization.QuantizationConfig.model_validate(written)
+    (group,) = read.config_groups.values()
+    assert (group.weights.strategy, group.weights.dynamic) == ("channel", False)
+    assert (group.input_activations.strategy, group.input_activations.dynamic) == ("token", True)
+
+
+def test_experts_in_one_tensor_and_models_without_projections_are_refused(tmp_path):
+    verifier = write_tiny_verifier(tmp_path / "verifier")
+    tensors = load_file(verifier / "model.safetensors")
+    fused = {"model.layers.0.mlp.experts.gate_up_proj": torch.ones(2, 8, 8)}
+    save_file({**tensors, **fused}, verifier / "model.safetensors")
+    with pytest.raises(UserError, match="holds all experts of a layer in one tensor"):
+        quantize_fp8(verifier, tmp_path / "fp8", None)
+    save_file({"model.norm.weight": tensors["model.norm.weight"]}, verifier / "model.safetensors")
+    with pytest.raises(UserError, match="has no projections to quantise"):
+        quantize_fp8(verifier, tmp_path / "fp8", None)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["verifier"]
+
+
+def test_a_block_is_two_numbers_and_only_for_blocks(tmp_path):
+    given = {"verifier": "v", "output": tmp_path}
+    assert QuantizeOptions(**given).scaled_together() == (64, 128)
+    assert QuantizeOptions(**given, scheme="channel").scaled_together() is None
+    for options in ({"block": (64,)}, {"block": (0, 128)}, {"block": (64, 128), "scheme": "channel"}):
+        with pytest.raises(UserError, match="--block: "):
+            QuantizeOptions(**given, **options).scaled_together()
