@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from bench.answers import PREDICTED_DIRECTORY, read_predictions
-from bench.audit import Losslessness, losslessness
+from bench.audit import Losslessness, audited_against, losslessness
 from bench.buckets import by_context_length, by_output_position
 from bench.compare import (
     ALL_TASKS,
@@ -17,6 +17,7 @@ from bench.compare import (
     time_per_token,
 )
 from bench.conditions import CLOSING_PASS, Point, Variant
+from bench.margins import read_margins
 from bench.merge import Loaded
 from bench.metrics import PointMetrics, summarise
 from bench.parity import Parity, parity
@@ -70,6 +71,7 @@ def cells_of(variant: str, point: str, rows: Rows, margin: float, doubtful: set[
             p
             for p in rows.run.points
             if (p.variant, p.point, p.pass_index) == (variant, point, 0) and task in (p.task, ALL_TASKS)
+            if not p.refused
         ]
         metrics = summarise(records, _counters(points), _wall_s(points))
         rates = metrics.acceptance if metrics.acceptance and metrics.acceptance.steps else None
@@ -156,18 +158,26 @@ def plain_of(rows: Rows) -> dict[str, str]:
     return plain
 
 
-def audits_of(rows: Rows, plain: dict[str, str]) -> list[Losslessness]:
-    """Every variant against the plain server with its weights, at each load."""
-    audits = []
+def audits_of(rows: Rows) -> tuple[list[Losslessness], list[str]]:
+    """Every variant against the plain server with its weights, at each load; why one was left out."""
+    margins = {k: m for path, names in rows.loaded.sources.items() for k, m in read_margins(path, names).items()}
+    audits, texts = [], []
     for variant in rows.others:
-        reference = plain[variant.name]
+        baseline = rows.loaded.references[variant.name]
+        mine = [v for v in rows.run.variants if rows.reference(v.name) == baseline]
+        plain = audited_against(variant, mine, baseline)
+        if plain is None:
+            if any(rows.of(variant.name, point) for point in rows.points):
+                text = "its outputs are audited against the plain FP8 verifier alone; compare fp8 as well"
+                texts.append(f"{variant.name} has no losslessness audit: {text}.")
+            continue
         for point in rows.points:
-            audit = losslessness(
-                rows.of(variant.name, point), rows.of(reference, point), rows.of(reference, point, CLOSING_PASS)
-            )
+            opening, closing = rows.of(plain, point), rows.of(plain, point, CLOSING_PASS)
+            same_weights = variant.speculates or not variant.fp8
+            audit = losslessness(rows.of(variant.name, point), opening, closing, margins, same_weights)
             if audit:
                 audits.append(audit)
-    return audits
+    return audits, texts
 
 
 def parities_of(rows: Rows) -> tuple[list[Parity], list[str]]:

@@ -13,6 +13,7 @@ Figure = dict[str, Any]
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star")
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 _ROW_SHARE = 0.66
+FEW_STEPS = 20  # a share or mean of fewer steps says more about one prompt than about the position
 _TICKS = (0.1, 0.2, 0.5, 1.0, 2.0)
 
 
@@ -102,8 +103,9 @@ def position_charts(report: Report) -> dict[str, dict[str, Figure]]:
 
 def _position_figure(report: Report, cells: Sequence[Cell], kind: str, title: str) -> Figure:
     traces = [
-        line_trace(report, cell.variant, list(enumerate(getattr(cell, kind), start=1)), "position %{x}: %{y:.1%}")
+        line_trace(report, cell.variant, list(enumerate(rates, start=1)), "position %{x}: %{y:.1%}")
         for cell in cells
+        if (rates := cell.marginal if kind == "marginal" else _settled(cell))
     ]
     longest = max(len(cell.marginal) for cell in cells)
     layout = {
@@ -112,6 +114,12 @@ def _position_figure(report: Report, cells: Sequence[Cell], kind: str, title: st
         "yaxis": {"title": {"text": title}, "tickformat": ".0%", "range": [0, 1.02], "zeroline": False},
     }
     return {"data": traces, "layout": layout}
+
+
+def _settled(cell: Cell) -> tuple[float | None, ...]:
+    """The conditional rates as far as `FEW_STEPS` steps came."""
+    counts = cell.metrics.acceptance.histogram if cell.metrics.acceptance else ()
+    return tuple(rate for i, rate in enumerate(cell.conditional) if sum(counts[i:]) >= FEW_STEPS)
 
 
 def line_trace(report: Report, variant: str, points: Sequence[tuple[float, float | None]], hover: str) -> Figure:

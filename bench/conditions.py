@@ -98,7 +98,8 @@ class Point(Strict):
         wall_s: from the first request to the last answer, pauses between repeats left out.
         prefix_cache_reset: whether the server emptied it before each repeat; None if it was not asked to.
         client_lag_mean_s, client_lag_p99_s: from data lying ready to this client's handling it.
-        refused: why this point must not be used: its rows are written again as failures. None if it may be.
+        refused: why this point must not be used (the client was too slow, or requests and counters tell different
+            things): its rows are written again as failures. None if it may be.
         skipped: ids of the prompts that do not fit the server's context.
     """
 
@@ -125,6 +126,16 @@ class Point(Strict):
             return None
         return _trimmed(self.requests) == _trimmed(self.counters)
 
+    @property
+    def mismatch(self) -> str | None:
+        """What both sides say where they differ though they cannot; a failed request is in the counters only."""
+        if self.agrees is not False or self.num_failed > len(self.skipped):
+            return None
+        return (
+            f"the requests' acceptance and the server's counters differ: {told(self.requests)} against "
+            f"{told(self.counters)}; was the server used by others meanwhile? Start the same bench again to measure it."
+        )
+
 
 class TaskInfo(Strict):
     """A task of the run."""
@@ -132,6 +143,13 @@ class TaskInfo(Strict):
     name: str
     group: str
     num_prompts: int
+
+
+def told(acceptance: Acceptance | None) -> str:
+    """Steps and tokens in words."""
+    if acceptance is None:
+        return "nothing"
+    return f"{acceptance.accepted} of {acceptance.drafted} drafted tokens accepted in {acceptance.steps} steps"
 
 
 def _trimmed(acceptance: Acceptance) -> tuple[tuple[int, ...], int]:

@@ -19,7 +19,7 @@ from bench.summary import Cell
 from speculators.acceptance import Acceptance
 from speculators.schema import Strict
 
-_CHAINS = ("eagle3",)
+CHAINS = ("eagle3",)
 
 
 class Decision(Strict):
@@ -48,6 +48,19 @@ class BreakEven(Strict):
     task: str
     concurrency: float | None
     reason: str
+
+
+class StepTime(Strict):
+    """The cost model: seconds of one verification step with K draft tokens at one load, over all tasks.
+
+    Attributes:
+        num_speculative_tokens: K; 0 is the plain verifier, whose step is one token.
+    """
+
+    variant: str
+    point: str
+    num_speculative_tokens: int
+    step_s: float
 
 
 class Measured(NamedTuple):
@@ -92,7 +105,7 @@ def decisions(
 def break_evens(found: Sequence[Decision]) -> list[BreakEven]:
     """Where each draft's expected speed-up crosses 1 between measured concurrencies (straight in their logarithm)."""
     rows = []
-    drafts = dict.fromkeys((d.variant, d.task) for d in found if d.task == ALL_TASKS or _only_task(found))
+    drafts = dict.fromkeys((d.variant, d.task) for d in found if d.task == ALL_TASKS or only_task(found))
     for variant, task in drafts:
         mine = [d for d in found if (d.variant, d.task) == (variant, task) and d.point.startswith("c")]
         curve = sorted((float(d.point[1:]), d.expected_speedup) for d in mine)
@@ -101,7 +114,22 @@ def break_evens(found: Sequence[Decision]) -> list[BreakEven]:
     return rows
 
 
-def _only_task(found: Sequence[Decision]) -> bool:
+def step_times(variants: Sequence[Variant], cells: Sequence[Cell], references: dict[str, str]) -> list[StepTime]:
+    """What a step takes at every load and K that was measured, over all tasks (or the only one)."""
+    at = {(cell.variant, cell.point): cell for cell in cells if cell.task == ALL_TASKS}
+    rows = []
+    for point in dict.fromkeys(cell.point for cell in cells):
+        for variant in variants:
+            cell, plain = at.get((variant.name, point)), at.get((references.get(variant.name, ""), point))
+            if measured := _measured(variant, cell, plain):
+                rows.append((variant.name, point, measured.k, measured.step_s))
+            elif cell and cell.time_per_token and not variant.speculates and not cell.metrics.acceptance:
+                rows.append((variant.name, point, 0, cell.time_per_token.estimate))
+    return [StepTime(variant=v, point=p, num_speculative_tokens=k, step_s=s) for v, p, k, s in rows]
+
+
+def only_task(found: Sequence[Decision]) -> bool:
+    """Whether there is a single task, so that no row is over all of them."""
     return ALL_TASKS not in {d.task for d in found}
 
 
@@ -148,7 +176,7 @@ def _decide(
     draft: Variant, measured: Sequence[Measured], plain_s: float, margin: float, task: str, point: str
 ) -> Decision:
     """The K with the largest expected speed-up among those measured, and for a chain all below the largest of them."""
-    largest, chain = measured[-1], draft.algorithm in _CHAINS
+    largest, chain = measured[-1], draft.algorithm in CHAINS
     known = {m.k: m.speed_up for m in measured}
     tried = dict(known)
     if chain:

@@ -177,6 +177,8 @@ async def _one_point(job: _Job, traffic: Traffic, load: Load, task: str) -> tupl
             skipped=tuple(dict.fromkeys(record.prompt_id for record in measured if record.skipped)),
         ),
     )
+    if not point.refused and (mismatch := point.mismatch):
+        point = point.model_copy(update={"refused": mismatch})
     return point, measured
 
 

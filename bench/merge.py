@@ -22,6 +22,7 @@ class Loaded(NamedTuple):
         references: variant -> the baseline that it is compared with.
         sources: directory -> how its variants are called here, by their names there.
         differences: unequal conditions that were forced together, a sentence each.
+        commands: what each run was made with.
     """
 
     run: BenchRun
@@ -29,6 +30,7 @@ class Loaded(NamedTuple):
     references: dict[str, str]
     sources: dict[Path, dict[str, str]]
     differences: tuple[str, ...]
+    commands: tuple[str, ...]
 
 
 class _Piece(NamedTuple):
@@ -65,7 +67,8 @@ def load(sources: Sequence[str | Path], force: bool = False) -> Loaded:
         own = here.get(BASELINE, BASELINE)
         references |= {name: own for name in here.values() if name != own}
     directories = {p.directory: here for p, here in zip(pieces, names, strict=True) if p.directory}
-    return Loaded(_merged(pieces, names), records, references, directories, differences)
+    commands = tuple(dict.fromkeys(piece.run.provenance.command for piece in pieces if piece.directory))
+    return Loaded(_merged(pieces, names), records, references, directories, differences, commands)
 
 
 def unequal(first: "_Piece", second: "_Piece") -> list[str]:

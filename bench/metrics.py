@@ -4,6 +4,7 @@ Two averages of acceptance are in use and differ: by step (all steps pooled, as 
 mean of each request's own length). `ttft`, `tpot` and `e2e` weigh every request alike.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -85,8 +86,8 @@ def length_by_request(records: Iterable[RequestRecord]) -> float | None:
 
 def own_length(record: RequestRecord) -> float | None:
     """A request's acceptance length; None without a step."""
-    acceptance = record.acceptance
-    return acceptance.length if acceptance is not None and any(acceptance.histogram) else None
+    length = record.acceptance.length if record.acceptance is not None else math.nan
+    return None if math.isnan(length) else length
 
 
 def summarise(

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 
 from bench.compare import DRIFT_LIMIT, Drift
-from bench.conditions import CLOSING_PASS
+from bench.conditions import CLOSING_PASS, told
 from bench.records import BASELINE, BenchRun, RequestRecord
 from bench.summary import Cell, load_name
-from speculators.acceptance import Acceptance
 
 _LOAD_TOLERANCE_CORES = 0.2
 _LOAD_TOLERANCE_SHARE = 0.05
@@ -35,12 +34,13 @@ def notes(run: BenchRun, cells: Sequence[Cell], drifts: Sequence[Drift], differe
             )
     found += [
         f"{point.variant}, {point.task}{_at(run, point.point)}: the requests' acceptance and the server's counters "
-        f"differ: {_told(point.requests)} against {_told(point.counters)}"
+        f"differ: {told(point.requests)} against {told(point.counters)}"
         + (f" ({point.num_failed} requests failed and are in the counters only)." if point.num_failed else ".")
         for point in run.points
-        if point.agrees is False
+        if point.agrees is False and not point.refused
     ]
-    found += [f"{p.variant}, {p.task}{_at(run, p.point)} is refused: {p.refused}" for p in run.points if p.refused]
+    last = {(p.variant, p.task, p.point, p.pass_index): p for p in run.points}  # a refused point is measured again
+    found += [f"{p.variant}, {p.task}{_at(run, p.point)} is refused: {p.refused}" for p in last.values() if p.refused]
     found += drift_notes(drifts)
     found += load_notes(run)
     skipped = dict.fromkeys((p.task, prompt) for p in run.points for prompt in p.skipped)
@@ -55,8 +55,9 @@ def notes(run: BenchRun, cells: Sequence[Cell], drifts: Sequence[Drift], differe
 def drift_notes(drifts: Sequence[Drift]) -> list[str]:
     """Loads at which the plain verifier was another one at the end."""
     return [
-        f"Drift: at {load_name(d.point)} the plain verifier ({d.reference}) took {d.ratio - 1:+.1%} time per token at "
-        f"the end of the run, more than {DRIFT_LIMIT:.0%}, so latency verdicts at this load are marked; measure again."
+        f"Drift: at {load_name(d.point)} the plain verifier ({d.reference}) took {abs(d.ratio - 1):.1%} "
+        f"{'more' if d.ratio > 1 else 'less'} time per token at the end of the run, beyond the limit of "
+        f"{DRIFT_LIMIT:.0%}, so latency verdicts at this load are marked; measure again."
         for d in drifts
         if d.exceeded
     ]
@@ -85,9 +86,3 @@ def _other_cores(run: BenchRun, variant: str) -> float | None:
 
 def _at(run: BenchRun, point: str) -> str:
     return f" at {load_name(point)}" if len(run.conditions.points) > 1 else ""
-
-
-def _told(acceptance: Acceptance | None) -> str:
-    if acceptance is None:
-        return "nothing"
-    return f"{acceptance.accepted} of {acceptance.drafted} drafted tokens accepted in {acceptance.steps} steps"

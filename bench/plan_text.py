@@ -1,15 +1,17 @@
 """What a bench is going to do, printed before it starts: what each name means, how much there is, how long it takes."""
 
+import json
 from pathlib import Path
 
 from rich.console import Console
 
 from bench import prefix_cache
+from bench.audit import closed_with
 from bench.conditions import CLOSING_PASS
 from bench.duration import duration
 from bench.measure import missing
 from bench.records import BASELINE, Variant
-from bench.suite import BenchOptions, Plan
+from bench.suite import BenchOptions, Plan, untrained_speculation
 from bench.traffic import Finished
 from serve.program import find
 
@@ -34,9 +36,10 @@ def show_plan(plan: Plan, options: BenchOptions, finished: Finished, console: Co
                 f"  {', '.join(few)}: fewer prompts than {load.name} has streams, so some stay idle; see --num-prompts."
             )
     todo = {v.name: list(missing(v.name, plan, options.repeats, finished)) for v in plan.variants if not v.skip_reason}
-    closing = list(missing(BASELINE, plan, options.repeats, finished, CLOSING_PASS))
     if options.closing_baseline and len(todo) > 1:
-        todo[f"{BASELINE}, at the end again"] = closing
+        for name in closed_with([v for v in plan.variants if v.name in todo], BASELINE):
+            again = missing(name, plan, options.repeats, finished, CLOSING_PASS)
+            todo[f"{name}, at the end again"] = list(again)
     started = [keys for keys in todo.values() if keys]
     keys = [key for some in started for key in some]
     known = {variant.name for variant in plan.variants}
@@ -60,10 +63,10 @@ def resolved(variant: Variant) -> str:
     if variant.url:
         there = f"{variant.verifier} at {variant.url}, which is running already"
         return f"{there}; prefix cache {prefix_cache.SALTED}"
-    tokens = f" (K = {variant.num_speculative_tokens})"
+    draft = "no draft"
     if variant.draft:
-        draft = variant.draft + tokens
-    else:
-        draft = f"{variant.algorithm}, no training{tokens}" if variant.algorithm else "no draft"
+        draft = f"{variant.draft} (K = {variant.num_speculative_tokens})"
+    elif speculation := untrained_speculation(variant):
+        draft = f"no draft, --speculative-config '{json.dumps(speculation)}'"
     skipped = "; will be skipped" if variant.skip_reason else ""
     return f"{draft}, verifier {variant.verifier}{skipped}"

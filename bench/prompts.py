@@ -18,11 +18,12 @@ class Prompt(NamedTuple):
 
 
 class Task(NamedTuple):
-    """A named set of prompts."""
+    """A named set of prompts; one that is `by_name_only` is no part of what its group's name means."""
 
     name: str
     group: str
     load: Callable[[], list[Prompt]]
+    by_name_only: bool = False
 
 
 def user(text: str) -> dict[str, str]:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bench.charts import color_index, interval_text, parity_chart, position_charts, speed_up_chart
+from bench.charts import FEW_STEPS, color_index, interval_text, parity_chart, position_charts, speed_up_chart
 from bench.load_charts import bucket_charts, load_charts
 from bench.metrics import Spread
 from bench.report import Report
@@ -17,21 +17,27 @@ from bench.tables import (
     PAIR_HEADER,
     PARITY_HEADER,
     PARITY_NOTE,
+    STEP_HEADER,
     TABLE_HEADER,
     audit_sentences,
     break_even_sentences,
     condition_rows,
     decision_rows,
+    pair_comparisons,
     pair_rows,
     parity_rows,
+    step_rows,
     table_rows,
     to_paste,
     variant_row,
+    without,
+    without_load,
 )
 from speculators.schema import write_text
 
 HTML_FILE = "report.html"
 _TEMPLATES = Path(__file__).parent / "templates"
+_AUDIT_CHIPS = {"identical": "better", "within noise": "better", "near ties": "better", "differs": "worse"}
 
 
 def write_report(report: Report, directory: Path) -> Path:
@@ -91,12 +97,17 @@ def to_markdown(report: Report) -> str:
         "",
     ]
     if pairs := pair_rows(report):
-        parts += ["Variants with each other, on the same prompts:", "", *_markdown_table(PAIR_HEADER, pairs), ""]
+        table = _markdown_table(*without_load(report, PAIR_HEADER, pairs))
+        parts += ["Variants with each other, on the same prompts:", "", *table, ""]
     if rows := decision_rows(report):
-        parts += ["What to set:", "", *_markdown_table(DECISION_HEADER, rows), ""]
+        table = _markdown_table(*without_load(report, DECISION_HEADER, rows))
+        parts += ["What to set (K: `num_speculative_tokens`):", "", *table, ""]
         parts += [f"- {sentence}" for sentence in break_even_sentences(report)]
         parts += [f"- `{argument}`" for argument in to_paste(report)]
         parts += [""]
+    if len(steps := step_rows(report)) > 1:
+        parts += ["Time of a verification step, over all tasks:", ""]
+        parts += [*_markdown_table(*without_load(report, STEP_HEADER, steps)), ""]
     if positions := [c for v in report.measured if (c := report.cell(report.rows[-1], v)) and c.marginal]:
         longest = max(len(c.marginal) for c in positions)
         header = ["accepted at position", *(str(i + 1) for i in range(longest))]
@@ -110,7 +121,7 @@ def to_markdown(report: Report) -> str:
     parts += [f"- {note}" for note in report.notes]
     parts += [f"- Failed {count} times: {what}" for what, count in report.failures.items()]
     parts += ["", "Conditions: " + "; ".join(f"{name}: {value}" for name, value in condition_rows(report)) + ".", ""]
-    parts += ["Repeat with:", "", "```", report.provenance.command, "```", ""]
+    parts += ["Repeat with:", "", "```", *report.commands, "```", ""] if report.commands else []
     return "\n".join(parts)
 
 
@@ -147,6 +158,7 @@ def to_html(report: Report) -> str:
         "load": load_charts(report),
         "parity": parity_chart(report),
     }
+    set_rows = decision_rows(report)
     page: str = environment.get_template("report.html").render(
         report=report,
         drafting=[v for v in report.measured if any(c.acceptance_length for c in report.cells if c.variant == v)],
@@ -155,10 +167,14 @@ def to_html(report: Report) -> str:
         interval=interval_text,
         color={v.name: color_index(report, v.name) for v in report.variants},
         audits=list(zip(report.losslessness, audit_sentences(report), strict=True)),
-        pair_rows=pair_rows(report),
-        pair_header=PAIR_HEADER,
-        decision_rows=decision_rows(report),
-        decision_header=DECISION_HEADER,
+        audit_chips=_AUDIT_CHIPS,
+        few_steps=FEW_STEPS,
+        pairs=pair_comparisons(report),
+        decisions=without_load(report, DECISION_HEADER, [row for row in set_rows if row[1] != report.rows[-1]]),
+        overall=without_load(
+            report, *without(DECISION_HEADER, [row for row in set_rows if row[1] == report.rows[-1]], "task")
+        ),
+        steps=without_load(report, STEP_HEADER, step_rows(report)),
         break_evens=break_even_sentences(report),
         to_paste=to_paste(report),
         parity_header=PARITY_HEADER,

@@ -12,10 +12,12 @@ from bench.assemble import Rows, audits_of, cells_of, drifts_of, pairs, parities
 from bench.audit import Losslessness
 from bench.compare import ALL_TASKS, Comparison, Drift
 from bench.conditions import Conditions, Outcome, Point, TaskInfo, Variant
-from bench.cost import BreakEven, Decision, break_evens, decisions
+from bench.cost import BreakEven, Decision, StepTime, break_evens, decisions, step_times
 from bench.merge import load
 from bench.notes import drift_notes, failures, load_notes, notes
+from bench.packed import no_collection
 from bench.parity import Parity
+from bench.schedule import Schedule, schedules
 from bench.summary import Cell, answer
 from speculators.errors import UserError
 from speculators.provenance import Provenance
@@ -30,8 +32,10 @@ class Report(Strict):
     Attributes:
         load_points: loads at which anything was measured, the first one being the one that the headline is about.
         comparisons: every two variants beside the baseline, with each other.
-        decision, break_even: what to set, and where speculation stops paying.
+        decision, break_even, schedule: what to set, where speculation stops paying, what to set by batch size.
+        step_times: the cost model behind these.
         forced: unequal conditions that were compared all the same.
+        commands: what the runs were made with; none for other tools' results.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -48,6 +52,8 @@ class Report(Strict):
     parity: tuple[Parity, ...] = ()
     decision: tuple[Decision, ...] = ()
     break_even: tuple[BreakEven, ...] = ()
+    schedule: tuple[Schedule, ...] = ()
+    step_times: tuple[StepTime, ...] = ()
     points: tuple[Point, ...]
     notes: tuple[str, ...]
     failures: dict[str, int]
@@ -55,6 +61,7 @@ class Report(Strict):
     margin: float
     conditions: Conditions
     provenance: Provenance
+    commands: tuple[str, ...] = ()
 
     @cached_property
     def _by_key(self) -> dict[tuple[str, str, str], Cell]:
@@ -82,8 +89,8 @@ class ReportOptions(Strict):
 
     run: tuple[str, ...] = Field(
         min_length=1,
-        description="Directories of bench runs, or results of `vllm bench serve --save-detailed` as NAME=FILE.json "
-        "(one of them named baseline).",
+        description="Directories of bench runs, or other tools' results as NAME=FILE (one of them named baseline): "
+        "JSON of `vllm bench serve --save-detailed` or guidellm, JSONL of AIPerf.",
         json_schema_extra={"argument": True},
     )
     output: Path | None = Field(None, description="Where the files go; by default into the first run's directory.")
@@ -96,6 +103,7 @@ class ReportOptions(Strict):
     )
 
 
+@no_collection()
 def build(*sources: str | Path, margin: float | None = None, force: bool = False) -> Report:
     """Compute the report of a run directory, or of several runs as one.
 
@@ -115,6 +123,7 @@ def build(*sources: str | Path, margin: float | None = None, force: bool = False
     plain = plain_of(rows)
     decision = decisions(run.variants, cells, plain, margin)
     parities, parity_notes = parities_of(rows)
+    audits, audit_notes = audits_of(rows) if run.conditions.temperature == 0 else ([], [])
     headline, detail = answer(cells, rows.points)
     if load_notes(run) or drift_notes(drifts):
         detail += " Other work on the machine or drift puts these latencies in doubt, see below."
@@ -130,15 +139,18 @@ def build(*sources: str | Path, margin: float | None = None, force: bool = False
         cells=tuple(cells),
         comparisons=tuple(pairs(rows, margin, doubtful)),
         drift=tuple(drifts),
-        losslessness=tuple(audits_of(rows, plain)) if run.conditions.temperature == 0 else (),
+        losslessness=tuple(audits),
         parity=tuple(parities),
         decision=tuple(decision),
         break_even=tuple(break_evens(decision)),
+        schedule=tuple(schedules(decision, run.variants)),
+        step_times=tuple(step_times(run.variants, cells, plain)),
         points=run.points,
-        notes=(*notes(run, cells, drifts, loaded.differences), *parity_notes),
+        notes=(*notes(run, cells, drifts, loaded.differences), *audit_notes, *parity_notes),
         failures=failures(records),
         forced=loaded.differences,
         margin=margin,
         conditions=run.conditions,
         provenance=run.provenance,
+        commands=loaded.commands,
     )

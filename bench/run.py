@@ -13,7 +13,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from bench.answers import write_answers
+from bench.audit import Difference, closed_with
 from bench.conditions import CLOSING_PASS, Point
+from bench.margins import ask_margins, read_margins, to_ask
 from bench.measure import measure, missing
 from bench.plan_text import show_plan
 from bench.records import (
@@ -140,19 +142,31 @@ def _run_variant(variant: Variant, run: BenchRun, job: _Job) -> BenchRun:
 
 
 def _close(run: BenchRun, job: _Job) -> BenchRun:
-    """The plain verifier once more, to see whether the machine became slower or faster meanwhile."""
-    baseline = job.plan.variants[0]
-    others = [v for v in job.plan.variants[1:] if run.outcomes[v.name].status == "measured"]
-    if not job.options.closing_baseline or not others or job.is_done(baseline, CLOSING_PASS):
+    """Plain verifiers once more: has the machine's speed changed, and how often do they leave their own output?"""
+    measured = [v for v in job.plan.variants if run.outcomes[v.name].status == "measured"]
+    if not job.options.closing_baseline or len(measured) < 2:
         return run
-    points: list[Point] = []
-    try:
-        _measure(baseline, run, job, points, CLOSING_PASS)
-    except UserError as error:
-        job.console.print(f"[red]the closing baseline failed:[/red] {escape(str(error))}", highlight=False)
-    run = _with_points(run, points)
-    run.write(job.options.output)
+    for name in closed_with(measured, BASELINE):
+        variant = next(v for v in measured if v.name == name)
+        if job.is_done(variant, CLOSING_PASS) and not _unasked(variant, run, job):
+            continue
+        points: list[Point] = []
+        try:
+            _measure(variant, run, job, points, CLOSING_PASS)
+        except UserError as error:
+            where = escape(f"the closing pass of {name} failed:")
+            job.console.print(f"[red]{where}[/red] {escape(str(error))}", highlight=False)
+        run = _with_points(run, points)
+        run.write(job.options.output)
     return run
+
+
+def _unasked(variant: Variant, run: BenchRun, job: _Job) -> list[Difference]:
+    """Where greedy outputs leave this plain server's, and it was not asked how nearly tied the tokens were."""
+    if run.conditions.temperature > 0:
+        return []
+    output = job.options.output
+    return to_ask(variant.name, run.variants, read_records(output), read_margins(output))
 
 
 def _measure(variant: Variant, run: BenchRun, job: _Job, points: list[Point], pass_index: int = 0) -> None:
@@ -165,6 +179,9 @@ def _measure(variant: Variant, run: BenchRun, job: _Job, points: list[Point], pa
     name = variant.file_name + ("-closing" if pass_index else "")
     with _serving(variant, job.options, job.options.output / "logs" / f"{name}.log") as endpoint:
         measure(endpoint, variant.name, job.plan, job.options, job.finished, job.writer, job.console, pass_index, keep)
+        if pass_index == CLOSING_PASS and (differences := _unasked(variant, run, job)):
+            told = ask_margins(endpoint, differences, job.options.output)
+            job.console.print(f"{variant.name}: log-probabilities at {told} of {len(differences)} first differences.")
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from bench.load import Load
 from bench.prompts import Prompt
 from bench.records import BASELINE, BenchRun, Conditions, TaskInfo, Variant
 from bench.tasks import draw, prompts_hash, select
-from bench.variants import Parsed, parse, to_variant, verifier_of
+from bench.variants import Parsed, named_drafts, parse, to_variant, verifier_of
 from serve.endpoint import Endpoint
 from serve.program import find
 from serve.quantize import fp8_unsupported_reason
@@ -38,13 +38,19 @@ class BenchOptions(Strict):
     tasks: tuple[str, ...] = Field(
         ("reasoning", "code"),
         min_length=1,
-        description="Tasks or groups (reasoning, code, chat, qa, rag, summarization, builtin), JSONL files with "
-        "prompt, messages or turns, directories of such files, or a data set's hub id (id:subset).",
+        description="Tasks or groups (reasoning, code, chat, qa, rag, summarization, builtin), JSONL or parquet files "
+        "with prompt, messages or turns, directories of such files, or a data set's hub id (id:subset). aime25 comes "
+        "from the hub too, so it is no part of reasoning.",
     )
     verifier: str | None = Field(
         None, description="Verifier directory; by default the one that the drafts were trained for."
     )
     runs_dir: Path = Field(Path("output"), description="Where the runs that `train` wrote are looked for.")
+    drafts: tuple[str, ...] = Field(
+        (),
+        description="ALGORITHM=PATH (or hub id): what an algorithm's name stands for, if not for the best checkpoint "
+        "under --runs-dir.",
+    )
     output: Path = Field(Path("output/bench"), description="Directory of the run; an interrupted one is continued.")
     num_prompts: int = Field(20, ge=1, description="Prompts for each task.")
     max_tokens: int = Field(256, ge=2, description="Longest answer, in tokens.")
@@ -101,7 +107,8 @@ def make_plan(options: BenchOptions) -> Plan:
         UserError: an unknown variant or task, a draft of another verifier, no vLLM, no server at a URL.
     """
     tasks = select(options.tasks)
-    parsed = [parse(name, options.runs_dir) for name in dict.fromkeys(options.compare) if name != BASELINE]
+    drafts = named_drafts(options.drafts)
+    parsed = [parse(name, options.runs_dir, drafts) for name in dict.fromkeys(options.compare) if name != BASELINE]
     _check_labels(parsed)
     verifier = Verifier.read(options.verifier or verifier_of(parsed))
     fp8_reason = fp8_unsupported_reason(options.vllm) if any(p.fp8 for p in parsed) else None
@@ -165,7 +172,7 @@ def server_spec(variant: Variant, options: BenchOptions) -> ServeSpec:
     """The server that a variant is measured on, which bench starts itself (`variant.url` is None)."""
     arguments = _server_args(options, speculates=variant.speculates)
     if variant.draft is None:
-        speculation = _untrained_speculation(variant)
+        speculation = untrained_speculation(variant)
         spec = plain_spec(
             variant.verifier,
             port=options.port,
@@ -188,7 +195,7 @@ def server_spec(variant: Variant, options: BenchOptions) -> ServeSpec:
     return spec.model_copy(update={"environment": {**spec.environment, **prefix_caches.ENVIRONMENT}})
 
 
-def _untrained_speculation(variant: Variant) -> dict[str, object] | None:
+def untrained_speculation(variant: Variant) -> dict[str, object] | None:
     """vLLM's `--speculative-config` for drafting out of the text itself."""
     if variant.algorithm is None:
         return None

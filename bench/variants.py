@@ -6,7 +6,7 @@ joined by `+`, with `@K` for K speculative tokens; or `label=URL`, a server that
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,8 +40,26 @@ class Parsed(NamedTuple):
     url: str | None = None
 
 
-def parse(name: str, runs_dir: Path) -> Parsed:
+def named_drafts(given: Sequence[str]) -> dict[str, str]:
+    """`--drafts ALGORITHM=PATH` as algorithm -> path or hub id; raises UserError."""
+    named = {}
+    for text in given:
+        algorithm, equals, draft = text.partition("=")
+        if not equals or not draft or algorithm not in ALGORITHMS:
+            known = closest_first(algorithm, list(ALGORITHMS))
+            raise UserError(
+                f"--drafts: {text!r} does not say what an algorithm's name stands for; write ALGORITHM=PATH with "
+                f"one of {', '.join(known)}."
+            )
+        named[algorithm] = draft
+    return named
+
+
+def parse(name: str, runs_dir: Path, drafts: Mapping[str, str] | None = None) -> Parsed:
     """Take a name apart and find its draft.
+
+    Args:
+        drafts: algorithm -> the draft that its name stands for, in place of the best one under `runs_dir`.
 
     Raises:
         UserError: an unknown name (the sentence lists the known ones, the closest first), or a draft that is not there.
@@ -67,7 +85,7 @@ def parse(name: str, runs_dir: Path) -> Parsed:
     tokens = int(count) if at else None
     if others[0] in UNTRAINED:
         return Parsed(name, None, None, FP8 in parts, tokens or UNTRAINED[others[0]], method=others[0])
-    draft = _find_draft(others[0], runs_dir)
+    draft = _find_draft((drafts or {}).get(others[0], others[0]), runs_dir)
     return Parsed(name, draft, checkpoint.read_config(draft), FP8 in parts, tokens)
 
 

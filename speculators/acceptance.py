@@ -5,6 +5,8 @@ verifier (the bonus token). Everything below follows from counting steps by `a`.
 """
 
 from collections.abc import Sequence
+from itertools import count
+from operator import mul
 
 from pydantic import Field, model_validator
 
@@ -66,12 +68,13 @@ class Acceptance(Strict):
     @property
     def accepted(self) -> int:
         """Draft tokens accepted over all steps; the bonus token is not one of them."""
-        return sum(count * a for a, count in enumerate(self.histogram))
+        return sum(map(mul, self.histogram, count()))
 
     @property
     def length(self) -> float:
         """Acceptance length: tokens emitted per step, bonus included = 1 + accepted / steps; nan without steps."""
-        return 1 + self.accepted / self.steps if self.steps else float("nan")
+        steps = self.steps
+        return 1 + self.accepted / steps if steps else float("nan")
 
     @property
     def rate(self) -> float:

@@ -9,6 +9,7 @@
       const copy = { ...trace, marker: { ...trace.marker, color } };
       if (trace.line) copy.line = { ...trace.line, color };
       if (trace.error_x) copy.error_x = { ...trace.error_x, color };
+      if (trace.error_y) copy.error_y = { ...trace.error_y, color };
       return copy;
     });
     const axis = (given) => ({
@@ -63,13 +64,14 @@
   function sort(table, column, head) {
     const down = head.getAttribute("aria-sort") === "ascending";
     const key = (row) => row.cells[column] ? row.cells[column].textContent.trim() : "";
-    const number = (text) => parseFloat((text.match(/-?[\d,]*\.?\d+/) || ["NaN"])[0].replace(/,/g, ""));
+    const number = (text) => parseFloat((text.replace("−", "-").match(/-?[\d,]*\.?\d+/) || ["NaN"])[0].replace(/,/g, ""));
     const rows = [...table.tBodies[0].rows];
     const numeric = head.classList.contains("num");
     rows.sort((a, b) => {
       const x = key(a), y = key(b);
-      const order = numeric ? (number(x) - number(y) || isNaN(number(x)) - isNaN(number(y))) : x.localeCompare(y);
-      return down ? -order : order;
+      const missing = numeric ? isNaN(number(x)) - isNaN(number(y)) : 0;  // last, whichever way
+      const order = numeric ? number(x) - number(y) || 0 : x.localeCompare(y);
+      return missing || (down ? -order : order);
     });
     for (const row of rows) {
       row.classList.remove("total");
@@ -84,6 +86,22 @@
     return [...table.rows].map((row) => [...row.cells].map((cell) => cell.textContent.trim().replace(/\s+/g, " ")).join("\t")).join("\n");
   }
 
+  function addCopy(after, label, text) {
+    const button = document.createElement("button");
+    button.className = "copy";
+    button.textContent = label;
+    button.addEventListener("click", () => {
+      const area = document.createElement("textarea");  // navigator.clipboard is missing on pages opened from disk
+      area.value = text();
+      document.body.append(area);
+      area.select();
+      document.execCommand("copy");
+      area.remove();
+      button.textContent = "copied";
+    });
+    after.after(button);
+  }
+
   for (const table of document.querySelectorAll(".scroll > table")) {
     [...table.tHead.rows[0].cells].forEach((head, column) => {
       head.classList.add("sortable");
@@ -91,20 +109,9 @@
       head.addEventListener("click", () => sort(table, column, head));
       head.addEventListener("keydown", (event) => { if (event.key === "Enter") sort(table, column, head); });
     });
-    const button = document.createElement("button");
-    button.className = "copy";
-    button.textContent = "copy table";
-    button.addEventListener("click", () => {
-      const area = document.createElement("textarea");  // navigator.clipboard is missing on pages opened from disk
-      area.value = asText(table);
-      document.body.append(area);
-      area.select();
-      document.execCommand("copy");
-      area.remove();
-      button.textContent = "copied";
-    });
-    table.parentNode.after(button);
+    addCopy(table.parentNode, "copy table", () => asText(table));
   }
+  for (const block of document.querySelectorAll("pre")) addCopy(block, "copy", () => block.textContent.trim());
 
   function showLoad() {
     const load = document.getElementById("load");
@@ -114,7 +121,10 @@
   }
   const load = document.getElementById("load");
   if (load) load.addEventListener("change", showLoad);
-  addEventListener("beforeprint", () => { for (const chart of document.querySelectorAll(".chart")) if (chart.data) Plotly.Plots.resize(chart); });
+  addEventListener("beforeprint", () => {
+    for (const part of document.querySelectorAll("details")) part.open = true;
+    for (const chart of document.querySelectorAll(".chart")) if (chart.data) Plotly.Plots.resize(chart);
+  });
 
   const chosen = document.getElementById("position-task");
   if (chosen) chosen.addEventListener("change", drawAll);

@@ -24,6 +24,10 @@ class Script:
         self.resets = 0
         self.fail_from: int | None = None  # from this request on every one fails
 
+    def completion(self, request: dict[str, Any]) -> Any:
+        """What a request for a plain completion is answered with."""
+        return {}
+
 
 @contextmanager
 def server(script: Script) -> Iterator[str]:
@@ -51,6 +55,13 @@ def server(script: Script) -> Iterator[str]:
             if (script.status != 200 and meant) or failing:
                 body = json.dumps({"error": {"message": script.message}}).encode()
                 self.send_response(500 if failing else script.status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+                return
+            if self.path == "/v1/completions":
+                body = json.dumps(script.completion(script.requests[-1])).encode()
+                self.send_response(200)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)

@@ -4,9 +4,10 @@ import pytest
 
 from bench.compare import ALL_TASKS, Comparison, Estimate
 from bench.conditions import Variant
-from bench.cost import Decision, break_evens, decisions
+from bench.cost import Decision, break_evens, decisions, step_times
 from bench.metrics import summarise
 from bench.records import RequestRecord
+from bench.schedule import schedules
 from bench.summary import Cell
 from speculators.acceptance import Acceptance
 
@@ -80,3 +81,47 @@ def test_break_even_lies_where_the_gain_crosses_one(gains: tuple[float, float], 
         for p, gain in zip(("c1", "c4"), gains, strict=True)
     ]
     assert [row.concurrency for row in break_evens(found)] == [at if at is None else pytest.approx(at)]
+
+
+def scheduled(algorithm: str, *best: tuple[int, int]) -> list[tuple[tuple[int, int, int], ...]]:
+    found = [
+        Decision(
+            variant="a",
+            task=ALL_TASKS,
+            point=f"c{at}",
+            best_k=k,
+            expected_speedup=1.2,
+            measured=True,
+            reason="measured",
+        )
+        for at, k in best
+    ]
+    draft = Variant(name="a", verifier="v", draft="d", algorithm=algorithm, num_speculative_tokens=5)
+    return [schedule.ranges for schedule in schedules(found, [draft])]
+
+
+def test_a_schedule_covers_every_batch_size_up_to_the_largest_once_and_starts_at_one() -> None:
+    (ranges,) = scheduled("eagle3", (16, 0), (1, 5), (2, 5), (4, 3))
+    assert ranges == ((1, 2, 5), (3, 8, 3), (9, 16, 0))
+    (ranges,) = scheduled("eagle3", (1, 2), (64, 0))
+    assert ranges == ((1, 8, 2), (9, 64, 0))
+
+
+def test_a_schedule_says_only_what_one_number_cannot_and_what_was_measured() -> None:
+    assert scheduled("eagle3", (1, 3), (4, 3)) == []
+    assert scheduled("eagle3", (1, 0), (4, 0)) == []
+    assert scheduled("eagle3", (1, 3)) == []
+    assert scheduled("dflash", (1, 7), (4, 3)) == [], "a smaller K under a schedule is cut off, not measured"
+    assert scheduled("dflash", (1, 7), (4, 0)) == [((1, 2, 7), (3, 4, 0))]
+
+
+def test_step_times_are_the_cost_model_by_load_and_k() -> None:
+    variants = [Variant(name="baseline", verifier="v")]
+    variants += [Variant(name="e", verifier="v", draft="d", algorithm="eagle3", num_speculative_tokens=5)]
+    cells = [cell("baseline", None, PLAIN_S), cell("e", USELESS_TAIL, 0.06)]
+    cells = [c.model_copy(update={"task": ALL_TASKS}) for c in cells]
+    rows = step_times(variants, cells, {"e": "baseline"})
+    assert [(r.variant, r.num_speculative_tokens, pytest.approx(r.step_s)) for r in rows] == [
+        ("baseline", 0, PLAIN_S),
+        ("e", 5, 0.06),
+    ]

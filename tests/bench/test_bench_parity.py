@@ -18,8 +18,10 @@ from bench.render import to_html, to_markdown, write_report
 from bench.report import Report, build
 from bench.run import run_bench
 from bench.suite import make_plan
+from bench.tables import signed
 from speculators.acceptance import Acceptance
-from speculators.data.conversations import ReadyTokens, parse_row, read_rows
+from speculators.data.conversations import ReadyTokens, parse_row
+from speculators.data.row_files import read_rows
 from speculators.errors import UserError
 from speculators.prediction import Prediction, SamplePrediction
 from speculators.schema import write_json
@@ -171,7 +173,7 @@ def test_a_prediction_is_shown_in_every_rendering(tmp_path: Path) -> None:
     assert (found.variant, total.task, total.num_prompts) == ("dflash", "all tasks", 16)
     write_report(report, tmp_path)
     assert Report.model_validate_json((tmp_path / "report.json").read_text()).parity == report.parity
-    cells = f"{total.predicted:.2f} | {total.served:.2f} | {total.relative_difference:+.1%} | 16"
+    cells = f"{total.predicted:.2f} | {total.served:.2f} | {signed(total.relative_difference)} | 16"
     assert f"| all tasks | dflash | {cells} |" in (tmp_path / "report.md").read_text()
     page = (tmp_path / "report.html").read_text()
     assert 'id="parity"' in page

@@ -6,10 +6,11 @@ import json
 import re
 from pathlib import Path
 
+import jsonschema
 import numpy as np
 import pytest
 
-from bench.charts import position_charts, speed_up_chart
+from bench.charts import FEW_STEPS, position_charts, speed_up_chart
 from bench.records import (
     BenchRun,
     Conditions,
@@ -21,11 +22,13 @@ from bench.records import (
     Variant,
 )
 from bench.render import to_csv, to_html, to_markdown, write_report
-from bench.report import Report, build
+from bench.report import SCHEMA_VERSION, Report, build
+from bench.tables import signed
 from speculators.acceptance import Acceptance
 from speculators.errors import UserError
 from speculators.provenance import Provenance
 
+ROOT = Path(__file__).parents[2]
 TASKS = ("gsm8k", "humaneval")
 NASTY = "</script><script>alert(1)</script>|"
 
@@ -205,6 +208,46 @@ def test_all_files_are_written_and_hold_the_same_numbers(tmp_path: Path) -> None
         if cell.speed_up:
             assert float(line["speed_up"]) == cell.speed_up.estimate
     assert to_csv(report) == (tmp_path / "report.csv").read_text()
+
+
+def test_rendering_again_gives_the_same_bytes(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    before = {path: path.read_bytes() for path in run.iterdir()}
+    files = []
+    for name in ("once", "again"):
+        write_report(build(run), tmp_path / name)
+        files.append({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()})
+    assert files[0].keys() == {"report.html", "report.md", "report.csv", "report.json"}
+    assert files[0] == files[1]
+    assert {path: path.read_bytes() for path in run.iterdir()} == before
+
+
+def test_a_written_report_has_a_version_and_keeps_to_the_schema_in_the_documentation(tmp_path: Path) -> None:
+    schema = json.loads((ROOT / "docs" / "reference" / "schemas" / "report.json").read_text())
+    write_report(build(make_run(tmp_path)), tmp_path)
+    written = json.loads((tmp_path / "report.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.Draft202012Validator(schema).validate(written)
+    assert written["schema_version"] == SCHEMA_VERSION
+    wrong = {**written, "cells": [{**written["cells"][0], "task": 3}]}
+    assert not jsonschema.Draft202012Validator(schema).is_valid(wrong)
+
+
+def test_conditional_rates_of_few_steps_are_not_drawn(tmp_path: Path) -> None:
+    run = make_run(tmp_path, num_prompts=1)
+    report = build(run)
+    cell = report.cell("gsm8k", "dflash")
+    assert cell is not None
+    assert cell.metrics.acceptance is not None
+    counts = cell.metrics.acceptance.histogram
+    reached = [sum(counts[position:]) for position in range(len(counts) - 1)]
+    drawn = position_charts(report)["conditional"]["gsm8k"]["data"][0]["x"]
+    assert drawn == [position for position, steps in enumerate(reached, start=1) if steps >= FEW_STEPS]
+    assert len(drawn) < len(reached)
+
+
+def test_differences_have_a_true_minus_and_zero_has_no_sign() -> None:
+    assert [signed(share) for share in (0.028, -0.009, -0.0004, 0.0)] == ["+2.8%", "−0.9%", "0.0%", "0.0%"]
 
 
 def test_one_task_has_no_row_over_all(tmp_path: Path) -> None:

@@ -93,8 +93,74 @@ def test_a_directory_is_a_task_for_each_of_its_files(tmp_path: Path) -> None:
     assert [task.name for task in tasks] == ["deep/multi", "qa"]
     assert [[p.num_turns for p in task.load()] for task in tasks] == [[2], [1, 1]]
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match=r"holds no \.jsonl file"):
+    with pytest.raises(UserError, match=r"holds no \.jsonl or \.parquet file"):
         select([str(tmp_path / "empty")])
+
+
+MASKED = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
+
+
+def test_the_parquet_files_of_speed_bench_are_read_and_its_masked_prompts_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "qualitative"
+    path.mkdir()
+    for shard, turns in enumerate([[["first", "second"], [MASKED]], [["third"]]]):
+        table = pyarrow.table({"question_id": [str(i) for i in range(len(turns))], "turns": turns})
+        pyarrow.parquet.write_table(table, path / f"test-0000{shard}-of-00002.parquet")
+    (task,) = select([str(tmp_path)])
+    assert task.name == "qualitative/test"
+    assert [(p.prompt_id, p.messages[0]["content"], p.num_turns) for p in task.load()] == [
+        ("0", "first", 2),
+        ("2", "third", 1),
+    ]
+    assert "1 of 3 prompts are masked" in capsys.readouterr().err
+    (tmp_path / "masked.jsonl").write_text(json.dumps({"turns": ["real", MASKED]}) + "\n")
+    (task,) = select([str(tmp_path / "masked.jsonl")])
+    with pytest.raises(UserError, match="only masked prompts"):
+        task.load()
+    (tmp_path / "broken.parquet").write_text("no parquet")
+    (task,) = select([str(tmp_path / "broken.parquet")])
+    with pytest.raises(UserError, match="cannot be read as parquet"):
+        task.load()
+
+
+class FakeDatasets:
+    """The part of the package `datasets` that is used, with two data sets."""
+
+    def get_dataset_config_names(self, name: str) -> list[str]:
+        return {"nvidia/SPEED-Bench": ["qualitative"]}.get(name, ["default"])
+
+    def load_dataset(self, name: str, /, **chosen: str) -> dict[str, list[dict[str, object]]]:
+        if name == "math-ai/aime25" and not chosen:
+            return {"test": [{"problem": "Find m+n.", "answer": "70"}]}
+        if (name, chosen) == ("nvidia/SPEED-Bench", {"name": "qualitative"}):
+            return {"test": [{"question_id": "a", "turns": ["one", "two"]}]}
+        if (name, chosen) == ("RedHatAI/speculator_benchmarks", {"data_files": "**/qa.jsonl"}):
+            return {"train": [{"prompt": "why?"}]}
+        raise OSError(f"no data set {name}")
+
+
+def test_a_data_set_of_the_hub_is_read_by_configuration_or_by_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "datasets", FakeDatasets())  # type: ignore[arg-type]
+    names = ["aime25", "nvidia/SPEED-Bench:qualitative", "RedHatAI/speculator_benchmarks:qa", "someone/else"]
+    tasks = select(names)
+    assert [task.name for task in tasks] == ["aime25", "qualitative", "qa", "else"]
+    assert [[p.messages[0]["content"] for p in task.load()] for task in tasks[:3]] == [["Find m+n."], ["one"], ["why?"]]
+    assert tasks[1].load()[0].follow_ups == ("two",)
+    with pytest.raises(UserError, match=r"someone/else cannot be loaded \(no data set"):
+        tasks[3].load()
+
+
+def test_aime25_is_known_and_no_part_of_its_group() -> None:
+    assert TASKS["aime25"].group == "reasoning"
+    assert "aime25" not in [task.name for task in select(["reasoning"])]
+    with pytest.raises(UserError, match=r"unknown task 'aime'; known are aime25"):
+        select(["aime"])
 
 
 def test_a_hub_id_needs_the_datasets_package(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from bench.duration import duration
+from bench.plan_text import resolved
 from bench.records import BenchRun, RecordWriter, RequestKey, RequestRecord
 from bench.run import run_bench
 from bench.suite import BenchOptions, make_plan, server_spec
@@ -90,6 +91,17 @@ def test_names_are_taken_apart(tmp_path: Path, verifier: Path) -> None:
     assert parse(f"{run}+fp8", runs).fp8
 
 
+def test_what_an_algorithms_name_stands_for_may_be_said(tmp_path: Path, verifier: Path) -> None:
+    write_run(tmp_path / "out" / "dflash", verifier)
+    other = write_run(tmp_path / "mine", verifier)
+    given = options(tmp_path, compare=("dflash@4",), drafts=(f"dflash={other}",))
+    (variant,) = make_plan(given).variants[1:]
+    assert (variant.name, variant.draft) == ("dflash@4", str(other / "checkpoints/step-1"))
+    for wrong in ("dflash", "dflas=x", "dflash="):
+        with pytest.raises(UserError, match=r"--drafts: .*one of dflash, "):
+            make_plan(options(tmp_path, drafts=(wrong,)))
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -114,6 +126,7 @@ def test_what_cannot_be_served_is_refused_in_a_sentence(tmp_path: Path, verifier
 def test_what_needs_no_training_is_served_with_the_plain_verifier(tmp_path: Path, verifier: Path) -> None:
     given = options(tmp_path, compare=("ngram@3", "suffix", "ngram+fp8"), verifier=str(verifier))
     plan = make_plan(given)
+    assert '"method": "ngram", "num_speculative_tokens": 3' in resolved(plan.variants[1])
     assert [v.name for v in plan.variants] == ["baseline", "ngram@3", "suffix", "ngram+fp8"]
     assert [v.speculates for v in plan.variants] == [False, True, True, True]
     assert plan.variants[3].fp8
