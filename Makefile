@@ -13,7 +13,7 @@ export HF_HUB_OFFLINE := 1
 
 help:
 	@echo "make quickstart   set up, then prompts -> draft -> server -> report on a 135M-parameter verifier (SIZE=full trains longer)"
-	@echo "make check        lint, types, import arrows, unit tests (under two minutes)"
+	@echo "make check        lint, types, import arrows, spelling, unit tests (under two minutes)"
 	@echo "make test         make check, then the real pipeline with real vLLM"
 	@echo "make docs         the documentation site, built strictly into site/ (make docs-serve shows it)"
 
@@ -33,6 +33,7 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/codespell
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not e2e and not gpu" -n 2
 
 test: check
@@ -43,7 +44,7 @@ quickstart: setup
 
 docs docs-serve: setup
 	$(BIN)/python -m pip install --quiet -e '.[docs]'
-	$(BIN)/mkdocs $(if $(filter docs,$@),build,serve) --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs $(if $(filter docs,$@),build,serve) --strict
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

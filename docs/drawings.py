@@ -58,7 +58,7 @@ def eagle3() -> str:
     """One slot's chain of three steps."""
     d = Drawing(430, "eagle3: the chain of one slot")
     d.note(10, 24, "verifier, one pass over the text")
-    for i, layer in enumerate(("2", "n/2", "n - 3")):
+    for i, layer in enumerate(("2", "n/2", "n-3")):
         d.box(10 + 74 * i, 36, 68, f"layer {layer}", "verifier")
         d.arrow((44 + 74 * i, 66), (44 + 74 * i, 92))
     d.box(10, 94, 216, "fc: [3 H] to [H]", "draft")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.gate import Gate
+from bench.margins import MarginFile
 from bench.records import BenchRun, RequestRecord
 from bench.report import Report
 from bench.suite import BenchOptions
@@ -19,7 +20,7 @@ from speculators.cli import COMMANDS
 from speculators.convert import Conversion
 from speculators.data.cache_index import IndexLine
 from speculators.data.cache_manifest import CacheManifest
-from speculators.data.regenerate import AnswerSettings
+from speculators.data.regenerate_options import AnswerSettings
 from speculators.data.samples import DataManifest
 from speculators.data.skipped import SkippedSample
 from speculators.prediction import Prediction
@@ -51,6 +52,7 @@ SCHEMAS: dict[str, Kind] = {
     "suite": Kind(BenchOptions, "what `bench --config` (or `--suite`) takes"),
     "bench-run": Kind(BenchRun, "`run.json` of a bench run"),
     "request-line": Kind(RequestRecord, "a line of `requests.jsonl` in a bench run"),
+    "margins": Kind(MarginFile, "`margins.json` of a bench run"),
     "report": Kind(Report, "`report.json` of a bench run"),
     "gate": Kind(Gate, "what `gate --json` prints"),
 }

@@ -1,9 +1,12 @@
 """What the documentation says is kept true by these: generated parts, links, commands, options, what was run."""
 
+import ast
 import re
 import shlex
+import subprocess
 import unicodedata
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import drawings
@@ -19,11 +22,15 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 NAMES = [page.relative_to(DOCS).as_posix() for page in PAGES]
+# The site, and what is read beside the code.
+DOCUMENTS = [*PAGES, *sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("examples/**/*.md")), ROOT / "benchmarks/README.md"]
+DOCUMENT_NAMES = [page.relative_to(ROOT).as_posix() for page in DOCUMENTS]
 # Options of vLLM's that the pages give to `speculators serve`.
 VLLM_OPTIONS = {
-    "--api-key", "--data-parallel-size", "--default-chat-template-kwargs", "--distributed-executor-backend",
-    "--enforce-eager", "--headless", "--master-addr", "--max-model-len", "--nnodes", "--node-rank",
-    "--speculative-config",
+    "--api-key", "--data-parallel-address", "--data-parallel-hybrid-lb", "--data-parallel-rpc-port",
+    "--data-parallel-size", "--data-parallel-size-local", "--data-parallel-start-rank",
+    "--default-chat-template-kwargs", "--distributed-executor-backend", "--enforce-eager", "--headless",
+    "--master-addr", "--max-model-len", "--nnodes", "--node-rank", "--speculative-config",
 }  # fmt: skip
 
 
@@ -44,6 +51,11 @@ def anchors(page: Path) -> set[str]:
             number += 1
         found.add(slug)
     return found
+
+
+@cache
+def source_of_tests() -> str:
+    return "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "tests").rglob("test_*.py")))
 
 
 def blocks(text: str) -> Iterator[str]:
@@ -89,23 +101,39 @@ def test_drawings_are_what_their_script_draws():
     assert stale == [], "run `python docs/drawings.py`"
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_relative_links_and_their_anchors_lead_somewhere(name):
-    page = DOCS / name
+@pytest.mark.parametrize("page", DOCUMENTS, ids=DOCUMENT_NAMES)
+def test_relative_links_and_their_anchors_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)\s]+)\)", without_code(page.read_text(encoding="utf-8"))):
         if re.match(r"\w+:", target):
+            assert target.startswith(("https://", "mailto:")), target
             continue
         path, _, anchor = target.partition("#")
         file = (page.parent / path).resolve() if path else page
         assert file.exists(), target
-        assert file.is_relative_to(DOCS), f"{target} is outside of the site"
+        assert page not in PAGES or file.is_relative_to(DOCS), f"{target} is outside of the site"
         assert not anchor or anchor in anchors(file), target
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=[*NAMES, "README.md"])
+@pytest.mark.parametrize("page", DOCUMENTS, ids=DOCUMENT_NAMES)
 def test_commands_have_the_options_that_they_are_given(page):
     wrong = [(words, why) for words in commands(page.read_text(encoding="utf-8")) if (why := problem(words))]
     assert wrong == []
+
+
+@pytest.mark.parametrize("page", DOCUMENTS, ids=DOCUMENT_NAMES)
+def test_code_blocks_are_code(page):
+    text = page.read_text(encoding="utf-8")
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    for language, code in fenced:
+        if language == "python":
+            ast.parse(code)
+        elif language == "yaml":
+            list(yaml.safe_load_all(code))
+        elif language == "bash":
+            checked = subprocess.run(["bash", "-n"], input=code, capture_output=True, text=True)
+            assert checked.returncode == 0, checked.stderr
+        else:
+            assert language in {"", "text", "nginx"}, f"a block of {language}, which nothing checks"
 
 
 def test_a_wrong_option_or_command_is_noticed():
@@ -126,6 +154,36 @@ def test_an_algorithms_page_has_all_of_its_options(algorithm):
 def test_every_tutorial_says_what_was_run():
     silent = [page.name for page in (DOCS / "tutorials").glob("*.md") if "\n## What was run\n" not in page.read_text()]
     assert silent == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_commands_stand_beside_a_word_on_whether_they_were_run(name):
+    text = (DOCS / name).read_text(encoding="utf-8")
+    if "\n## What was run\n" in text:
+        return
+    sections = re.split(r"^(?=## )", text, flags=re.MULTILINE)
+    silent = [s.splitlines()[0] for s in sections if "```bash" in s and not re.search(r"\brun (here|on|by)\b", s, re.I)]
+    assert silent == []
+
+
+@pytest.mark.parametrize("page", DOCUMENTS, ids=DOCUMENT_NAMES)
+def test_tests_that_are_named_exist(page):
+    text = page.read_text(encoding="utf-8")
+    files = {f for f in re.findall(r"`(tests/[\w/.]*)`", text) if not (ROOT / f).exists()}
+    bare = {f for f in re.findall(r"`(test_\w+\.py)`", text) if not list((ROOT / "tests").rglob(f))}
+    functions = {f for f in re.findall(r"`(test_\w+)`", text) if f"def {f}(" not in source_of_tests()}
+    assert files | bare | functions == set()
+
+
+@pytest.mark.parametrize("part", ["results", "agreement"])
+def test_the_start_page_shows_the_readmes_words_on_the_quickstart(part):
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    shown = readme.split(f"<!-- --8<-- [start:{part}] -->")[1].split(f"<!-- --8<-- [end:{part}] -->")[0]
+    assert len(shown.strip().splitlines()) > 5
+    assert "](docs/" not in shown, (
+        "a link that is right in the README is wrong on the site; keep it outside of the part"
+    )
+    assert f'\n--8<-- "README.md:{part}"\n' in (DOCS / "index.md").read_text(encoding="utf-8")
 
 
 def test_the_site_has_every_page_and_loads_nothing_from_elsewhere():
