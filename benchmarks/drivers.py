@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import NoReturn
 
 import typer
+from rich.console import Console
 from training_job import Job, Measured
 from typer.core import TyperCommand
 
 from speculators.errors import UserError
+from speculators.schema import Strict, write_json
 
 _HERE = Path(__file__).parent
 
@@ -54,6 +56,20 @@ def run_script(name: str, command: TyperCommand) -> NoReturn:
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def deliver(result: Strict, output: Path | None, as_json: bool) -> Console | None:
+    """Write the result and print it as JSON, where that is asked for.
+
+    Returns:
+        The console to show it on, None when it was printed as JSON.
+    """
+    if output:
+        write_json(output, result)
+    if as_json:
+        print(result.model_dump_json(indent=2))
+        return None
+    return Console(width=150, highlight=False)
 
 
 def _measured(command: list[str], job: Job, threads: int | None) -> Measured:

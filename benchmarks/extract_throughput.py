@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from drivers import run_script
+from drivers import deliver, run_script
 from extraction_result import ExtractionResult, ExtractionRun, TrainingRun, compare, verdict
 from extraction_runs import Setting, ask_bare, ask_upstream, cache_of, extract, train
 from pydantic import Field, model_validator
@@ -30,7 +30,7 @@ from speculators.data.extract_options import ExtractOptions
 from speculators.data.samples import DataDirectory, Split, SplitStats, TokenizedSample
 from speculators.errors import UserError
 from speculators.provenance import Provenance
-from speculators.schema import Strict, write_json
+from speculators.schema import Strict
 from speculators.verifier import Verifier
 
 _WARM_UP_SAMPLES = 8
@@ -166,12 +166,9 @@ def _trainings(options: ExtractThroughputOptions, setting: Setting) -> tuple[Tra
 def run(options: ExtractThroughputOptions) -> None:
     """Measure, write, show."""
     result = measure(options)
-    if options.output:
-        write_json(options.output, result)
-    if options.json_output:
-        print(result.model_dump_json(indent=2))
+    console = deliver(result, options.output, options.json_output)
+    if console is None:
         return
-    console = Console(width=150, highlight=False)
     compared = compare(result.runs)
     shown = Table("extraction", "tokens/s", "ours over it (smallest to largest)")
     for side in compared:

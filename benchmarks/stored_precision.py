@@ -14,9 +14,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
 
-from drivers import run_script
+from drivers import deliver, run_script
 from pydantic import Field
-from rich.console import Console
 from rich.table import Table
 
 from speculators.cli.options import schema_command
@@ -26,7 +25,7 @@ from speculators.data.loader import PackedRows
 from speculators.data.samples import SPLITS, DataDirectory
 from speculators.errors import UserError
 from speculators.provenance import Provenance
-from speculators.schema import Strict, write_json
+from speculators.schema import Strict
 from speculators.training import launch
 from speculators.training.options import TrainOptions
 from speculators.training.parallel import start_ranks
@@ -169,12 +168,9 @@ def run(options: PrecisionOptions) -> None:
     """Measure, write, show."""
     with tempfile.TemporaryDirectory(prefix="precision-", dir=options.scratch) as scratch:
         result = measure(options, Path(scratch))
-    if options.output:
-        write_json(options.output, result)
-    if options.json_output:
-        print(result.model_dump_json(indent=2))
+    console = deliver(result, options.output, options.json_output)
+    if console is None:
         return
-    console = Console(width=150, highlight=False)
     shown = Table("algorithm", "from bf16", "from fp8", "difference", title="acceptance length on bf16 states")
     for found in differences(result.runs):
         each = ", ".join(f"{difference:+.4f}" for difference in found.differences)

@@ -16,25 +16,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from drivers import export_rows, run_ours, run_script, run_upstream
+from drivers import deliver, export_rows, run_ours, run_script, run_upstream
 from pydantic import Field
-from rich.console import Console
 from throughput_result import Conditions, Point, Run, Side, ThroughputResult, summarise, table
-from training_job import Algorithm, Exported, Job, Measured
+from training_job import Algorithm, Exported, Job, Measured, make_job
 from upstream_environment import upstream_python
 
 from speculators.cli.options import schema_command
 from speculators.errors import UserError
 from speculators.provenance import Provenance, processor_flags
-from speculators.schema import Strict, write_json
+from speculators.schema import Strict
 from speculators.verifier import Verifier
 
 Growth = Literal["length", "anchors", "vocabulary"]
 
-_SHAPES: dict[Algorithm, dict[str, int]] = {
-    "eagle3": {"num_layers": 1, "ttt_steps": 3},
-    "dflash": {"num_layers": 2, "block_size": 8},
-}
 _OPTIMIZER = {"ours": {"optimizer": "muon"}, "upstream": {"optimizer": "muon"}}
 # Upstream's defaults that would make another network or another loss than ours.
 _SAME_WORK: dict[Algorithm, dict[str, Any]] = {
@@ -109,7 +104,8 @@ def measure(options: ThroughputOptions) -> ThroughputResult:
         is_base = point.algorithm not in based
         based.add(point.algorithm)
         with tempfile.TemporaryDirectory(prefix="throughput-") as directory:
-            job = _job(options, point, Path(directory))
+            sizes = {name: getattr(point, name) for name in ("row_length", "max_anchors", "draft_vocab_size")}
+            job = make_job(point.algorithm, options, Path(directory), steps=options.steps, **sizes)
             export_rows(job, options.threads)
             exported = Exported.model_validate_json((Path(job.rows) / "exported.json").read_text(encoding="utf-8"))
             rows_full[str(point.row_length)] = exported.fullness
@@ -138,22 +134,6 @@ def measure(options: ThroughputOptions) -> ThroughputResult:
     return ThroughputResult(conditions=conditions, runs=tuple(runs))
 
 
-def _job(options: ThroughputOptions, point: Point, directory: Path) -> Job:
-    return Job(
-        algorithm=point.algorithm,
-        verifier=options.verifier,
-        data=str(options.data),
-        hidden_states=str(options.hidden_states),
-        rows=str(directory / "rows"),
-        output=str(directory / "run"),
-        steps=options.steps,
-        row_length=point.row_length,
-        max_anchors=point.max_anchors,
-        draft_vocab_size=point.draft_vocab_size,
-        **_SHAPES[point.algorithm],
-    )
-
-
 def _run(side: Side, python: Path, job: Job, threads: int | None) -> Measured:
     if side == "ours":
         return run_ours(job.model_copy(update={"overrides": _OPTIMIZER[side]}), threads)
@@ -180,12 +160,9 @@ def _as_run(point: Point, side: Side, measured: Measured, warmup: int) -> Run:
 def run(options: ThroughputOptions) -> None:
     """Measure, write, show."""
     result = measure(options)
-    if options.output:
-        write_json(options.output, result)
-    if options.json_output:
-        print(result.model_dump_json(indent=2))
+    console = deliver(result, options.output, options.json_output)
+    if console is None:
         return
-    console = Console(width=150, highlight=False)
     console.print(table(summarise(result.runs)))
     conditions, p = result.conditions, result.conditions.provenance
     flags = " ".join(conditions.processor_flags) or "none of " + " ".join(_FLAGS)

@@ -119,8 +119,10 @@ class Verifier(Strict):
 
     def default_aux_layer_ids(self) -> tuple[int, ...]:
         """Three layers (early, middle, late) whose input streams feed the draft: 2, n/2 and n - 3 of n layers, the
-        low / mid / high features of the EAGLE-3 paper and vLLM's default for eagle3."""
-        return (2, self.num_layers // 2, self.num_layers - 3)
+        low / mid / high features of the EAGLE-3 paper and vLLM's default for eagle3. Of fewer than seven layers two or
+        one, since vLLM gives a layer's stream once only."""
+        n = self.num_layers
+        return tuple(sorted({min(max(layer, 0), n - 1) for layer in (2, n // 2, n - 3)}))
 
 
 def template_hash(directory: Path) -> str:

@@ -80,3 +80,11 @@ def test_what_cannot_be_a_known_verifier_is_refused_in_a_sentence(tmp_path, conf
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match=sentence):
         Verifier.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("layers", "ids"), [(30, (2, 15, 27)), (7, (2, 3, 4)), (6, (2, 3)), (4, (1, 2)), (2, (0, 1)), (1, (0,))]
+)
+def test_the_layers_that_feed_a_draft_are_distinct_and_inside_the_verifier(tmp_path, layers, ids):
+    verifier = tiny_verifier(tmp_path, num_hidden_layers=layers)
+    assert verifier.default_aux_layer_ids() == ids

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from speculators.data.conversations import ROW_SHAPES, Dropped
 from speculators.data.json_options import JsonObject
+from speculators.data.progress import progress_bar
 from speculators.data.row_files import count_rows, read_rows
 from speculators.data.samples import (
     FORMAT_VERSION,
@@ -182,18 +183,7 @@ def _samples(
 
 def _with_progress(rows: Iterable[RowT], number: int) -> Iterator[RowT]:
     """The rows, counted by a bar on stderr."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (TextColumn("prepare"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    with progress_bar("prepare") as progress:
         yield from progress.track(rows, total=number)
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from speculators.data.answers import Answered, Failed, Pending, answer_all
 from speculators.data.conversations import Dropped, conversation_id, to_messages, tools_of
+from speculators.data.progress import progress_bar
 from speculators.data.regenerate_options import AnswerSettings, RegenerateOptions, RegenerateSummary
 from speculators.data.row_files import read_rows
 from speculators.errors import UserError
@@ -177,26 +178,7 @@ class _Progress:
     """A progress bar on stderr: prompts, tokens a second, failures."""
 
     def __init__(self, total: int) -> None:
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )
-
-        rate = TextColumn("{task.fields[rate]}")
-        columns = (
-            TextColumn("regenerate"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            rate,
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-        )
-        self._bar = Progress(*columns, console=Console(stderr=True))
+        self._bar = progress_bar("regenerate", "rate")
         self._task = self._bar.add_task("regenerate", total=total, rate="")
 
     def __enter__(self) -> "_Progress":
