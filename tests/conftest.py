@@ -5,6 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # So it is in the background of a script, and commands started by tests would inherit it and never be interrupted.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 @pytest.fixture(autouse=True)
 def signal_handlers_restored() -> Iterator[None]:
