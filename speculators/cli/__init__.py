@@ -4,6 +4,7 @@ import importlib
 import os
 import signal
 import sys
+from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
 import typer
@@ -85,9 +86,16 @@ def _root(
     """Train draft models for speculative decoding, serve them with vLLM, and measure whether they pay."""
 
 
+def end_as_interrupted(number: int, frame: FrameType | None) -> None:
+    """A signal handler that does what Ctrl-C would now. An event loop has a handler of its own for that, since an
+    exception out of nowhere would end one of its tasks and leave the others."""
+    handler = signal.getsignal(signal.SIGINT)
+    (handler if callable(handler) else signal.default_int_handler)(number, frame)
+
+
 def main() -> NoReturn:
     """Run the command line. Exit codes: 0 done, 1 a gate failed, 2 the user can fix it, 130 interrupted."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does, cleaning up
+    signal.signal(signal.SIGTERM, end_as_interrupted)
     try:
         code = _run(sys.argv[1:] or ["--help"])
     except KeyboardInterrupt:

@@ -1,5 +1,6 @@
 """The command line as a whole: exit codes, one sentence an error, what Ctrl-C leaves, and a help that loads little."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -146,6 +147,30 @@ def test_a_real_process_ends_with_the_sentence_and_no_traceback() -> None:
     assert_one_sentence((done.returncode, done.stdout, done.stderr), "did you mean train?")
 
 
+def test_sigterm_ends_an_event_loop_as_ctrl_c_does() -> None:
+    cancelled = []
+
+    async def wait() -> None:
+        asyncio.get_running_loop().call_soon(signal.raise_signal, signal.SIGTERM)
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled.append(True)
+            raise
+
+    signal.signal(signal.SIGTERM, cli.end_as_interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(wait())
+    assert cancelled == [True]  # the task was told, not hit by an exception in the middle of the loop
+
+
+def test_sigterm_ends_a_command_that_ignores_ctrl_c() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, cli.end_as_interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGTERM)
+
+
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_bench_says_how_to_go_on_and_leaves_no_server(place, tmp_path, signum) -> None:
     pids, asked = tmp_path / "pids", tmp_path / "pids.asked"
@@ -162,7 +187,7 @@ def test_an_interrupted_bench_says_how_to_go_on_and_leaves_no_server(place, tmp_
     process.send_signal(signum)
     stdout, stderr = process.communicate(timeout=60)
     assert (process.returncode, stdout) == (130, ""), stderr
-    assert stderr.splitlines()[-1] == INTERRUPTED
+    assert stderr.splitlines()[-1] == INTERRUPTED, stderr
     assert "Traceback" not in stderr
     assert not [pid for pid in pids.read_text().split() if running(pid)]
 
