@@ -9,6 +9,7 @@ input is a pipe whose other end only the starter holds. Imports nothing of ours.
 import importlib.metadata
 import inspect
 import os
+import re
 import signal
 import sys
 import time
@@ -45,7 +46,8 @@ def guard_group() -> None:
 
 
 def end_group(leader: int) -> None:
-    """Ask the leader, then all, then kill. Children get time: killed too early they leave shared memory behind."""
+    """Ask the leader, then all, then kill; what killed ones leave in shared memory goes with them."""
+    segments = shared_memory(leader)
     if leader in group_members(leader):
         os.kill(leader, signal.SIGTERM)
         _wait_until(lambda: leader not in group_members(leader), ASKED_S)
@@ -53,7 +55,30 @@ def end_group(leader: int) -> None:
     if not _wait_until(lambda: group_members(leader) <= me, ORPHANED_S):
         os.killpg(leader, signal.SIGTERM)
         if not _wait_until(lambda: group_members(leader) <= me, ASKED_S):
+            segments |= shared_memory(leader)
+            _unlink(segments)  # before the kill, which ends this process too
             os.killpg(leader, signal.SIGKILL)
+    _unlink(segments)
+
+
+def shared_memory(group: int) -> set[str]:
+    """Files of the segments that Python processes of a group share: hundreds of MiB, gone only when they unlink them."""
+    found = set()
+    for pid in group_members(group):
+        try:
+            with open(f"/proc/{pid}/maps") as maps:
+                found |= set(re.findall(r"/dev/shm/(?:psm_|sem\.mp-)\w+", maps.read()))
+        except OSError:  # ended meanwhile
+            continue
+    return found
+
+
+def _unlink(paths: set[str]) -> None:
+    for path in paths:
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            continue
 
 
 def _wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:

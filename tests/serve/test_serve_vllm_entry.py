@@ -1,11 +1,25 @@
-"""What the entry into vLLM mends: one value a request, written once for each of its drafted tokens."""
+"""What the entry into vLLM adds: drafted positions get their temperature, and a killed server leaves nothing."""
 
+import signal
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
-from serve.vllm_side.entry import expand, mend_cpu_sampling
+from serve.vllm_side import entry
+from serve.vllm_side.entry import end_group, expand, group_members, mend_cpu_sampling
+
+STUBBORN = """
+import signal, sys, time
+from multiprocessing.shared_memory import SharedMemory
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+memory = SharedMemory(create=True, size=4096)
+print(memory.name, flush=True)
+time.sleep(600)
+"""
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.int64])
@@ -44,3 +58,17 @@ def test_a_kernel_that_writes_to_a_copy_is_replaced_and_another_kept(monkeypatch
         from vllm.utils import cpu_triton_utils
 
         assert (cpu_triton_utils._expand_kernel_impl is expand) == replaced
+
+
+def test_a_group_that_had_to_be_killed_leaves_no_shared_memory(monkeypatch):
+    for name in ("ASKED_S", "ORPHANED_S"):
+        monkeypatch.setattr(entry, name, 0.1)
+    command = [sys.executable, "-c", STUBBORN]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stdout
+        segment = Path("/dev/shm", process.stdout.readline().strip())
+        assert segment.exists()
+        end_group(process.pid)
+        assert process.wait(timeout=30) == -signal.SIGKILL
+    assert not group_members(process.pid)
+    assert not segment.exists()
