@@ -62,7 +62,7 @@ def end_group(leader: int) -> None:
 
 
 def shared_memory(group: int) -> set[str]:
-    """Files of the segments that Python processes of a group share: hundreds of MiB, gone only when they unlink them."""
+    """Files of the segments that Python processes of a group share: hundreds of MiB, and nobody else unlinks them."""
     found = set()
     for pid in group_members(group):
         try:
