@@ -95,7 +95,7 @@ def test_every_bench_run_ends_with_its_answers(tmp_path: Path, verifier: Path) -
                 fields = {"variant": variant, "task": "builtin_code", "prompt_id": prompt.prompt_id, "tpot_s": 0.01}
                 fields |= {"token_ids": (1, 2), "prompt_token_ids": (3,)}
                 writer.append(RequestRecord.model_validate(fields))
-    run_bench(options(tmp_path), Console(quiet=True))
+    run_bench(options(tmp_path, closing_baseline=False), Console(quiet=True))
     rows = [json.loads(line) for line in (tmp_path / "bench" / ANSWERS_FILE).read_text().splitlines()]
     assert [one["id"] for one in rows] == [f"builtin_code/{p.prompt_id}" for p in plan.prompts["builtin_code"]]
 

@@ -70,5 +70,5 @@ def test_a_group_that_had_to_be_killed_leaves_no_shared_memory(monkeypatch):
         assert segment.exists()
         end_group(process.pid)
         assert process.wait(timeout=30) == -signal.SIGKILL
-    assert not group_members(process.pid)
+    assert entry._wait_until(lambda: not group_members(process.pid), 10)  # killed ones take a moment to go
     assert not segment.exists()
