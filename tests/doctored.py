@@ -54,14 +54,7 @@ def rewrite_data(root: Path, change: Callable[[TokenizedSample], TokenizedSample
     """The data directory with every training sample changed."""
     data = DataDirectory(root / "d")
     splits = {"train": [change(s) for s in data.split("train")], "validation": list(data.split("validation"))}
-    stats = {
-        name: SplitStats(
-            samples=len(part),
-            tokens=sum(len(s.ids) for s in part),
-            supervised_tokens=sum(int(s.loss_mask.sum()) for s in part),
-        )
-        for name, part in splits.items()
-    }
+    stats = {name: SplitStats.of(part) for name, part in splits.items()}
     counts = data.token_counts
     DataDirectory.write(root / "d", data.manifest.model_copy(update={"splits": stats}), counts, dict(splits))
 

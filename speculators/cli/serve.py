@@ -28,16 +28,16 @@ def run(options: ServeOptions) -> None:
     if options.dry_run:
         print(spec.model_dump_json(indent=2) if options.json_output else _shell(spec))
         return
-    if options.daemon:
-        from speculators.cli import serve_daemon
-
-        serve_daemon.start(options.daemon, spec, options)
-        return
     from serve.vllm import check_start, foreground
 
     if options.hidden_states_path:
         check_start(spec)  # nothing is written for a server that cannot start
         options.hidden_states_path.mkdir(parents=True, exist_ok=True)
+    if options.daemon:
+        from speculators.cli import serve_daemon
+
+        serve_daemon.start(options.daemon, spec, options)
+        return
     code = foreground(spec)
     if code:
         raise SystemExit(code)

@@ -8,14 +8,10 @@ from serve.command import ServeSpec
 from serve.daemon import ServerStatus, launch, log_of, status_of, stop_server, the_name, wait
 from serve.options import ServeOptions
 from serve.state import known_names
-from serve.vllm import check_start
 
 
 def start(name: str, spec: ServeSpec, options: ServeOptions) -> None:
     """Start in the background, wait if asked to, and print how it is."""
-    if options.hidden_states_path:
-        check_start(spec)  # nothing is written for a server that cannot start
-        options.hidden_states_path.mkdir(parents=True, exist_ok=True)
     state = launch(name, spec)
     if options.wait:
         wait(state, options.wait_s)

@@ -4,7 +4,6 @@ The split hashes the conversation id, so a conversation stays on its side when t
 """
 
 import hashlib
-import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
@@ -31,6 +30,7 @@ from speculators.data.template import tokenize_conversation
 from speculators.data.token_rows import all_token_rows
 from speculators.data.vocab import VocabMap
 from speculators.errors import UserError
+from speculators.provenance import available_cores
 from speculators.schema import Strict
 from speculators.verifier import Verifier
 
@@ -110,7 +110,7 @@ def prepare(options: PrepareOptions) -> PrepareSummary:
         max_length=options.max_length,
         validation_share=options.validation_share,
         vocab_size=verifier.vocab_size,
-        splits={name: _stats(splits[name]) for name in SPLITS},
+        splits={name: SplitStats.of(splits[name]) for name in SPLITS},
         chat_template_kwargs=options.chat_template_kwargs,
     )
     DataDirectory.write(options.output, manifest, counts, dict(splits))
@@ -156,7 +156,7 @@ def _samples(
     """Samples of all files; counts rows, cuts and splits in `tally` and every loss with its reason in `dropped`."""
     seen: set[str] = set()
     number = sum(map(count_rows, options.data))
-    workers = options.workers or max(1, min(_cores(), number // _ROWS_A_WORKER))
+    workers = options.workers or max(1, min(available_cores(), number // _ROWS_A_WORKER))
     rows = (row for file in options.data for row in read_rows(file))
     for row in _with_progress(all_token_rows(verifier, options.chat_template_kwargs, rows, workers), number):
         tally["rows"] += 1
@@ -187,10 +187,6 @@ def _with_progress(rows: Iterable[RowT], number: int) -> Iterator[RowT]:
         yield from progress.track(rows, total=number)
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _check_output(output: Path) -> None:
     """Never replace a directory that is not ours."""
     if output.exists() and not (output / "manifest.json").exists() and (not output.is_dir() or any(output.iterdir())):
@@ -202,14 +198,6 @@ def _token_counts(samples: Iterable[TokenizedSample], vocab_size: int) -> np.nda
     for sample in samples:
         counts += np.bincount(sample.ids[sample.loss_mask], minlength=vocab_size)
     return counts
-
-
-def _stats(samples: list[TokenizedSample]) -> SplitStats:
-    return SplitStats(
-        samples=len(samples),
-        tokens=sum(len(s.ids) for s in samples),
-        supervised_tokens=sum(int(s.loss_mask.sum()) for s in samples),
-    )
 
 
 def _coverage(counts: np.ndarray, size: int, always: tuple[int, ...]) -> dict[int, float]:

@@ -9,7 +9,7 @@ import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 
@@ -51,6 +51,15 @@ class SplitStats(Strict):
     samples: int
     tokens: int
     supervised_tokens: int
+
+    @classmethod
+    def of(cls, samples: Sequence[TokenizedSample]) -> Self:
+        """Of the samples in it."""
+        return cls(
+            samples=len(samples),
+            tokens=sum(len(s.ids) for s in samples),
+            supervised_tokens=sum(int(s.loss_mask.sum()) for s in samples),
+        )
 
 
 class DataManifest(Strict):

@@ -16,7 +16,7 @@ from speculators import __version__, cli
 
 sys.path.append(str(Path(__file__).parents[1] / "serve"))
 from fake_vllm import environment
-from tiny_models import write_random_draft, write_tiny_verifier
+from tiny_models import write_models
 
 INTERRUPTED = "Interrupted; what was finished is kept, start the same command again to continue."
 TRAIN = ("train", "--data", "d", "--hidden-states", "h", "--output", "o")
@@ -25,8 +25,7 @@ TRAIN = ("train", "--data", "d", "--hidden-states", "h", "--output", "o")
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("cli-main")
-    write_tiny_verifier(root / "verifier")
-    write_random_draft(root / "dflash", "dflash", root / "verifier")
+    write_models(root, "dflash")
     environment(root / "vllm")
     return root
 

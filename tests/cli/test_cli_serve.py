@@ -12,14 +12,13 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "serve"))
 from fake_vllm import environment
-from tiny_models import write_random_draft, write_tiny_verifier
+from tiny_models import write_models, write_random_draft, write_tiny_verifier
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     root = tmp_path_factory.mktemp("cli-serve")
-    write_tiny_verifier(root / "verifier")
-    write_random_draft(root / "dflash", "dflash", root / "verifier")
+    write_models(root, "dflash")
     environment(root / "vllm")
     return root
 

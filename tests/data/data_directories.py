@@ -5,7 +5,15 @@ from pathlib import Path
 
 import numpy as np
 
-from speculators.data.samples import DataDirectory, DataManifest, Split, SplitStats, TokenizedSample, sample_id
+from speculators.data.samples import (
+    FORMAT_VERSION,
+    DataDirectory,
+    DataManifest,
+    Split,
+    SplitStats,
+    TokenizedSample,
+    sample_id,
+)
 from speculators.verifier import Verifier
 
 
@@ -17,16 +25,9 @@ def write_samples(
     token_counts: np.ndarray | None = None,
 ) -> None:
     """A data directory that holds these samples; token counts of zero unless given."""
-    stats = {
-        name: SplitStats(
-            samples=len(samples),
-            tokens=sum(len(s.ids) for s in samples),
-            supervised_tokens=sum(int(s.loss_mask.sum()) for s in samples),
-        )
-        for name, samples in splits.items()
-    }
+    stats = {name: SplitStats.of(samples) for name, samples in splits.items()}
     manifest = DataManifest(
-        format_version=1,
+        format_version=FORMAT_VERSION,
         verifier=verifier.path,
         verifier_revision=verifier.revision,
         template_hash=verifier.template_hash,

@@ -2,7 +2,6 @@
 with a draft the text and the samples stay the plain verifier's. Untrained drafts do: that must hold for any draft."""
 
 import json
-import re
 import subprocess
 import sys
 import time
@@ -22,7 +21,7 @@ from serve.quantize import fp8_unsupported_reason, quantize_fp8
 from serve.spec import draft_spec, extraction_spec, free_port, method_spec, plain_spec
 from serve.state import ENVIRONMENT_VARIABLE, ServerState
 from serve.vllm import running
-from serve.vllm_side.entry import group_members
+from serve.vllm_side.entry import group_members, shared_memory
 
 pytestmark = pytest.mark.e2e
 
@@ -87,9 +86,7 @@ def test_a_server_in_the_background_is_started_looked_at_and_stopped_by_commands
 def shared_memory_of_children() -> set[Path]:
     """The shared-memory segments that servers started by this process have mapped; other programs have theirs."""
     leaders = " ".join(path.read_text() for path in Path("/proc/self/task").glob("*/children")).split()
-    members = [pid for leader in leaders for pid in group_members(int(leader))]
-    maps = "".join(Path(f"/proc/{pid}/maps").read_text() for pid in members)
-    return {Path(name) for name in re.findall(r"/dev/shm/psm_\w+", maps)}
+    return {Path(name) for leader in leaders for name in shared_memory(int(leader))}
 
 
 @pytest.mark.parametrize(("algorithm", "tokens"), [("eagle3", None), ("dflash", 4)])

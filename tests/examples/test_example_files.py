@@ -67,10 +67,7 @@ def write_data(path: Path, verifier: Verifier) -> list[TokenizedSample]:
         samples.append(TokenizedSample(sample_id(ids), f"c{number}", "", ids, np.arange(TOKENS) >= TOKENS - SUPERVISED))
     train, held_out = samples[:8], samples[8:]
     counts = np.bincount(np.concatenate([s.ids[s.loss_mask] for s in train]), minlength=verifier.vocab_size)
-    stats = {
-        name: SplitStats(samples=len(part), tokens=len(part) * TOKENS, supervised_tokens=len(part) * SUPERVISED)
-        for name, part in zip(SPLITS, (train, held_out), strict=True)
-    }
+    stats = {name: SplitStats.of(part) for name, part in zip(SPLITS, (train, held_out), strict=True)}
     manifest = DataManifest(
         format_version=FORMAT_VERSION,
         verifier=verifier.path,

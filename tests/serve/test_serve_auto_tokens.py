@@ -2,7 +2,7 @@
 
 import pytest
 from fake_vllm import environment
-from tiny_models import write_random_draft, write_tiny_verifier
+from tiny_models import write_models, write_random_draft
 
 from bench.compare import ALL_TASKS
 from bench.metrics import PointMetrics
@@ -21,9 +21,7 @@ from speculators.verifier import weights_revision
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     root = tmp_path_factory.mktemp("auto")
-    write_tiny_verifier(root / "verifier")
-    for algorithm in ("eagle3", "dflash"):
-        write_random_draft(root / algorithm, algorithm, root / "verifier")
+    write_models(root, "eagle3", "dflash")
     environment(root / "vllm")
     return root
 

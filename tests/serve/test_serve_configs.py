@@ -5,7 +5,7 @@ import json
 import pytest
 from fake_vllm import environment
 from safetensors.torch import load_file, save_file
-from tiny_models import write_random_draft, write_tiny_verifier
+from tiny_models import write_models, write_random_draft
 
 from serve.options import ServeOptions, spec_of
 from serve.spec import draft_spec, extraction_spec, method_spec, plain_spec
@@ -16,9 +16,7 @@ from speculators.schema import read_json_dict, write_json
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     root = tmp_path_factory.mktemp("configs")
-    write_tiny_verifier(root / "verifier")
-    for algorithm in ("eagle3", "dflash"):
-        write_random_draft(root / algorithm, algorithm, root / "verifier")
+    write_models(root, "eagle3", "dflash")
     environment(root / "vllm")
     return root
 

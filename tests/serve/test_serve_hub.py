@@ -5,7 +5,7 @@ import json
 import huggingface_hub.constants as hub_constants
 import pytest
 from fake_vllm import environment
-from tiny_models import write_random_draft, write_tiny_verifier
+from tiny_models import write_models
 
 from serve.options import ServeOptions, spec_of
 from speculators.errors import UserError
@@ -16,8 +16,7 @@ COMMIT = "0" * 40
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     root = tmp_path_factory.mktemp("hub")
-    write_tiny_verifier(root / "verifier")
-    write_random_draft(root / "dflash", "dflash", root / "verifier")
+    write_models(root, "dflash")
     environment(root / "vllm")
     environment(root / "old", "0.17.1")
     return root

@@ -16,6 +16,13 @@ from speculators.verifier import Verifier
 DRAFT_VOCABULARY = 512
 
 
+def write_models(root: Path, *algorithms: str) -> None:
+    """The tiny verifier in `root / "verifier"`, and for it a random draft of each algorithm under its name."""
+    write_tiny_verifier(root / "verifier")
+    for algorithm in algorithms:
+        write_random_draft(root / algorithm, algorithm, root / "verifier")
+
+
 def write_tiny_verifier(path: Path, hidden_size: int = 64, num_layers: int = 8) -> Path:
     """A Llama of 64-wide layers whose weights transformers loads."""
     config = {

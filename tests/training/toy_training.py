@@ -141,14 +141,7 @@ def make_data(root: Path, num_samples: int = 40, seed: int = 0) -> None:
         following = features[np.roll(ids, -1)]
         hidden = torch.from_numpy(following[:, None].repeat(2, 1)).bfloat16()
         cache.write(sample.sample_id, HiddenStates(torch.from_numpy(ids), hidden, hidden[:, 0].contiguous()))
-    stats = {
-        name: SplitStats(
-            samples=len(part),
-            tokens=sum(len(s.ids) for s in part),
-            supervised_tokens=sum(int(s.loss_mask.sum()) for s in part),
-        )
-        for name, part in splits.items()
-    }
+    stats = {name: SplitStats.of(part) for name, part in splits.items()}
     DataDirectory.write(
         root / "data",
         DataManifest(
